@@ -1,0 +1,5 @@
+"""``python -m onboard``."""
+
+from onboard.cli import main
+
+main()

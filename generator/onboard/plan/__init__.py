@@ -1,0 +1,1 @@
+"""What will be written, where and why; and writing it, all or nothing."""

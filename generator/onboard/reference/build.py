@@ -1,0 +1,92 @@
+"""The reference itself: class look-up, construction at tiny size, randomised weights, checkpoint on disk."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from transformers import PretrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+class NoReference(Exception):
+    """transformers has no class for this architecture, or its config class refuses the file."""
+
+
+def find_class(architecture: str, model_type: str | None) -> type[PreTrainedModel]:
+    """Class of transformers that implements an architecture.
+
+    Args:
+        architecture: name in config.json's ``architectures``.
+        model_type: config.json's ``model_type``; decides where transformers has no class of that name (``LLaMAForCausalLM``).
+
+    Raises:
+        NoReference: transformers has neither.
+    """
+    names = [architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")]
+    for name in names:
+        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        if isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is not None:
+            return found
+    raise NoReference(f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}")
+
+
+def read_config(cls: type[PreTrainedModel], raw: Mapping[str, Any]) -> PretrainedConfig:
+    """The real config, read by transformers' own config class.
+
+    Raises:
+        NoReference: the class refuses the values.
+    """
+    fields = {name: value for name, value in raw.items() if name not in ("quantization_config", "auto_map")}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config: PretrainedConfig = cls.config_class.from_dict(fields)
+    except Exception as error:
+        raise NoReference(f"{cls.config_class.__name__} refuses config.json: {_first_line(error)}") from error
+    return config
+
+
+def build(cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
+    """Build the reference from constructor arguments of its config, in fp32 on the CPU, with randomised weights."""
+    config = cls.config_class(**fields)
+    config._attn_implementation = "eager"
+    torch.manual_seed(seed)
+    model = cls(config).float().eval()
+    randomise(model, seed)
+    return model
+
+
+@torch.no_grad()
+def randomise(model: torch.nn.Module, seed: int = 0) -> None:
+    """Fill every parameter so that no mistake can hide behind an initial value of zero or one.
+
+    Matrices are ``0.3 * N(0, 1)``, norm weights ``1 + 0.4 * N(0, 1)``, biases ``0.3 * N(0, 1)``. Drawn in the order of the
+    parameters' names, so that two models with the same names get the same values.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.ndim == 1 and not name.endswith("bias"):
+            parameter.copy_(1 + 0.4 * noise)
+        else:
+            parameter.copy_(0.3 * noise)
+
+
+def disk_tensors(model: PreTrainedModel, folder: Path) -> dict[str, list[int]]:
+    """Save the model and read back the names and shapes that its checkpoint has on disk."""
+    model.save_pretrained(folder)
+    tensors: dict[str, list[int]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as handle:
+            tensors.update({key: list(handle.get_slice(key).get_shape()) for key in handle.keys()})  # noqa: SIM118
+    return tensors
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

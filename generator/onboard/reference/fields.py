@@ -1,0 +1,92 @@
+"""Which config fields the reference really honours: change one, and see whether its output or its parameters change."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from onboard.reference.build import build
+
+# Their effect is what the hypotheses explain: sizes, and what has a structure of its own.
+_EXPLAINED = frozenset(
+    (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "num_hidden_layers",
+        "vocab_size",
+        "head_dim",
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "rope_parameters",
+        "layer_types",
+        "tie_word_embeddings",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+    )
+)
+
+
+def live_fields(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> dict[str, dict[str, Any]]:
+    """Vary every field by itself.
+
+    Args:
+        cls: the reference's class.
+        fields: constructor arguments of the tiny config.
+        input_ids: ``[1, S]``.
+
+    Returns:
+        Field name to ``{"effect", "added", "removed"}`` for those with an effect: ``logits`` (the output changes),
+        ``parameters`` (parameters appear or vanish) or ``training`` (only in training mode: a dropout).
+    """
+    base_parameters, base_logits = _run(cls, fields, input_ids)
+    live: dict[str, dict[str, Any]] = {}
+    for name, value in fields.items():
+        if name in _EXPLAINED:
+            continue
+        if "dropout" in name or "pdrop" in name or name.endswith("_drop"):
+            if _drops(cls, {**fields, name: 0.5}, input_ids, base_logits):
+                live[name] = {"effect": "training", "added": [], "removed": []}
+            continue
+        for other in _others(value):
+            try:
+                parameters, logits = _run(cls, {**fields, name: other}, input_ids)
+            except Exception:  # noqa: S112 - a value that the reference refuses says nothing about the field
+                continue
+            added, removed = sorted(parameters - base_parameters), sorted(base_parameters - parameters)
+            if added or removed:
+                live[name] = {"effect": "parameters", "added": added, "removed": removed}
+            elif not torch.equal(logits, base_logits):
+                live[name] = {"effect": "logits", "added": [], "removed": []}
+            break
+    return live
+
+
+def _others(value: Any) -> list[Any]:
+    """Values to try in place of one; a field that holds a list, a dict or a name has a hypothesis of its own."""
+    if isinstance(value, bool):
+        return [not value]
+    if value is None:
+        return [2.0, 3]
+    if isinstance(value, int):
+        return [value + 1]
+    if isinstance(value, float):
+        return [1.5 * value if value else 0.5]
+    return []
+
+
+@torch.no_grad()
+def _run(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> tuple[set[str], torch.Tensor]:
+    model = build(cls, fields)
+    return {name for name, _ in model.named_parameters()}, model(input_ids, use_cache=False).logits
+
+
+@torch.no_grad()
+def _drops(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor, base: torch.Tensor) -> bool:
+    torch.manual_seed(0)
+    return not torch.allclose(build(cls, fields).train()(input_ids, use_cache=False).logits, base)

@@ -1,0 +1,239 @@
+"""The subprocess: builds the tiny reference, confirms a hypothesis for each of its parts, prints JSON.
+
+``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config"}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+# One thread: the tensors are tiny. Set before torch starts its pool.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+import transformers
+from transformers import PretrainedConfig, PreTrainedModel
+
+from onboard.reference.attentions import Fit, explain_attention
+from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
+from onboard.reference.build import NoReference, build, disk_tensors, find_class, read_config
+from onboard.reference.fields import live_fields
+from onboard.reference.mlps import explain_mlp
+from onboard.reference.norms import explain_norms
+from onboard.reference.record import Recording, record
+from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
+from onboard.reference.ropes import explain_tables
+from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
+
+
+def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dict[str, Any]:
+    """Measure the reference.
+
+    Returns:
+        What :mod:`onboard.spec.derive` turns into an ArchSpec; see the keys below.
+
+    Raises:
+        NoReference: transformers cannot build this architecture.
+        Unexplained: a part that no hypothesis explains.
+    """
+    cls = find_class(architecture, model_type)
+    real = read_config(cls, raw)
+    fields, model = _tiny_model(cls, real)
+    input_ids = torch.randint(3, model.config.vocab_size, (1, SEQUENCE), generator=torch.Generator().manual_seed(7))
+    recording, logits = record(model, input_ids=input_ids)
+    roles = find_roles(model, recording)
+    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+    layers = range(model.config.num_hidden_layers)
+    window = getattr(model.config, "sliding_window", None)
+    fits = [_fit(model, roles, recording, index, head_dim, window) for index in layers]
+    windowed_fields = _windowed(fields)
+    windowed = fits if windowed_fields is None else _windowed_fits(cls, windowed_fields, roles, input_ids, head_dim)
+    norms = {
+        name: module
+        for name, module in model.named_modules()
+        if is_norm(module) and name in recording and (name == roles.final_norm or name.startswith(f"{roles.layers}."))
+    }
+    blocks = [explain_block(model.get_submodule(roles.layer(index)), index, roles, recording) for index in layers]
+    if len({str({**block, "difference": 0}) for block in blocks}) > 1:
+        raise Unexplained("block", "layers differ in the order of their norms")
+    mlp_path = f"{roles.layer(0)}.{roles.mlp}"
+    return {
+        "transformers": transformers.__version__,
+        "reference_class": cls.__name__,
+        "config_class": cls.config_class.__name__,
+        "tiny": fields,
+        "real": _real(real),
+        "roles": {name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")},
+        "norm": explain_norms(norms, model.config),
+        "mlp": explain_mlp(model.get_submodule(mlp_path), mlp_path, recording, model.config),
+        "attention": _attention(model, roles, fits, windowed, windowed_fields),
+        "rope": explain_tables(model.config, _tables(model, roles, recording), head_dim),
+        "block": blocks[0]
+        | explain_dropout(model.get_submodule(roles.layer(0)), roles, model.config)
+        | {"difference": max(block["difference"] for block in blocks)},
+        "embedding": explain_embedding(model, input_ids, roles, recording),
+        "head": explain_head(model, logits, roles, recording),
+        "live": live_fields(cls, fields, input_ids),
+        **_checkpoint(cls, fields),
+    }
+
+
+def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dict[str, Any], PreTrainedModel]:
+    """The first tiny config that the reference can build and run."""
+    problems = []
+    for fields in candidates(real):
+        try:
+            model = build(cls, fields)
+            model(torch.ones((1, 4), dtype=torch.long), use_cache=False)
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {error}".splitlines()[0])
+            continue
+        return fields, model
+    raise Unexplained("tiny config", f"{cls.__name__} cannot be built at tiny size", tuple(problems))
+
+
+def _fit(
+    model: PreTrainedModel, roles: Roles, recording: Recording, index: int, head_dim: int, window: int | None
+) -> Fit:
+    path = f"{roles.layer(index)}.{roles.attention}"
+    return explain_attention(model.get_submodule(path), path, recording, model.config, head_dim, window)
+
+
+def _windowed(fields: dict[str, Any]) -> dict[str, Any] | None:
+    """The tiny config with a sliding window on where the config class has one; None where it is on already or unknown."""
+    if "sliding_window" not in fields or fields["sliding_window"] is not None:
+        return None
+    on = {**fields, "sliding_window": WINDOW}
+    if "use_sliding_window" in on:
+        on["use_sliding_window"] = True
+    if on.get("layer_types"):
+        kinds = ("sliding_attention", "full_attention")
+        on["layer_types"] = [kinds[index % 2] for index in range(on["num_hidden_layers"])]
+    return on
+
+
+def _windowed_fits(
+    cls: type[PreTrainedModel], fields: dict[str, Any], roles: Roles, input_ids: torch.Tensor, head_dim: int
+) -> list[Fit]:
+    model = build(cls, fields)
+    recording, _ = record(model, input_ids=input_ids)
+    return [_fit(model, roles, recording, index, head_dim, WINDOW) for index in range(model.config.num_hidden_layers)]
+
+
+def _attention(
+    model: PreTrainedModel, roles: Roles, fits: list[Fit], windowed: list[Fit], windowed_fields: dict[str, Any] | None
+) -> dict[str, Any]:
+    if len({str(fit.names) + fit.scale for fit in fits}) > 1:
+        raise Unexplained("attention", "layers differ in their projections or scales")
+    styles = {fit.style for fit in fits} - {"none"}
+    if styles != {"half"}:
+        raise Unexplained("attention", f"rotation {sorted(styles) or 'none'}", ("half",))
+    attention = model.get_submodule(f"{roles.layer(0)}.{roles.attention}")
+    names = fits[0].names
+    ins = [names["fused_qkv"]] if names["fused_qkv"] else [names[f"{part}_proj"] for part in "qkv"]
+    biases = {name: attention.get_submodule(name).bias is not None for name in ins}
+    if len(set(biases.values())) > 1:
+        raise Unexplained("attention", f"some of q, k and v have a bias and some have not: {biases}")
+    return {
+        **names,
+        "qkv_bias": all(biases.values()),
+        "o_bias": attention.get_submodule(names["o_proj"]).bias is not None,
+        "scale": fits[0].scale,
+        "rope_layers_key": _rope_layers_key(model.config, [fit.style != "none" for fit in fits]),
+        **_window(fits, windowed, windowed_fields, model.config),
+        "windowed_fields": windowed_fields,
+        "difference": max(fit.difference for fit in fits),
+    }
+
+
+def _rope_layers_key(config: PretrainedConfig, rotated: list[bool]) -> str | None:
+    if all(rotated):
+        return None
+    for name, value in vars(config).items():
+        if isinstance(value, list) and len(value) == len(rotated) and [bool(item) for item in value] == rotated:
+            return name
+    raise Unexplained("rope", f"layers that rotate: {rotated}, and no config field says so")
+
+
+def _window(
+    fits: list[Fit], windowed: list[Fit], windowed_fields: dict[str, Any] | None, config: PretrainedConfig
+) -> dict[str, Any]:
+    flags = [fit.windowed for fit in windowed]
+    if not any(flags):
+        return {"window_key": None, "window_layers": None}
+    types = windowed_fields.get("layer_types") if windowed_fields else getattr(config, "layer_types", None)
+    if types and flags == [kind == "sliding_attention" for kind in types]:
+        return {"window_key": "sliding_window", "window_layers": "by_layer_type"}
+    if all(flags):
+        return {"window_key": "sliding_window", "window_layers": "all"}
+    raise Unexplained("attention", f"layers with a window: {flags}, layer_types: {types}")
+
+
+def _tables(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[str, Any]:
+    types = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
+    tables = {}
+    for index, layer_type in enumerate(types):
+        tables[layer_type] = recording[f"{roles.layer(index)}.{roles.attention}"].inputs["position_embeddings"]
+    return tables
+
+
+def _real(real: PretrainedConfig) -> dict[str, Any]:
+    """What the spec needs to know of the real model, as transformers reads its config."""
+    names = (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "intermediate_size",
+        "vocab_size",
+        "max_position_embeddings",
+        "layer_types",
+        "sliding_window",
+        "rope_parameters",
+        "tie_word_embeddings",
+    )
+    known = {name: getattr(real, name, None) for name in names}
+    known["fields"] = sorted(set(type(real).__dataclass_fields__) | set(real.to_dict()))
+    known["values"] = {
+        name: getattr(real, name)
+        for name in type(real).__dataclass_fields__
+        if isinstance(getattr(real, name, None), (bool, int, float, str, type(None)))
+    }
+    return known
+
+
+def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any]) -> dict[str, Any]:
+    """Names on disk and in memory of the untied model, and which of them a tied one leaves out."""
+    layouts = {}
+    for tied in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            model = build(cls, {**fields, "tie_word_embeddings": tied})
+            layouts[tied] = disk_tensors(model, Path(folder))
+            if not tied:
+                native = sorted(model.state_dict())
+    return {"disk": layouts[False], "native": native, "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True]))}
+
+
+def main() -> None:
+    """Read the request, print the answer; stdout carries nothing else."""
+    torch.set_num_threads(1)
+    request = json.load(sys.stdin)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            answer = probe(request["architecture"], request["model_type"], request["config"])
+    except NoReference as error:
+        answer = {"error": "no_reference", "what": str(error)}
+    except Unexplained as error:
+        answer = {"error": "unexplained", "part": error.part, "what": error.what, "nearest": list(error.nearest)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Reads facts in a process of its own, because the Hub's client takes its environment at import.
+
+``read_in_new_process`` runs this file; the result comes back in a file, so that whatever the reading prints is seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Reading:
+    """What one call of ``read_facts`` led to: facts, or an error, or (a bug) some other exception's traceback."""
+
+    facts: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    exit_status: int = 0
+    traceback: str = ""
+    seconds: float = 0
+
+    @property
+    def code(self) -> str | None:
+        """The error's code."""
+        return self.error["code"] if self.error else None
+
+
+@dataclass
+class Readings:
+    """The readings of one process, and everything that it printed."""
+
+    readings: list[Reading]
+    stdout: str
+    stderr: str
+    modules: list[str]
+
+    def __iter__(self):
+        return iter(self.readings)
+
+    @property
+    def everything(self) -> str:
+        """All text that a user could come to see, tracebacks included."""
+        return self.stdout + self.stderr + json.dumps([vars(reading) for reading in self.readings])
+
+
+def read_in_new_process(
+    *calls: str | dict[str, Any],
+    home: Path,
+    hub: str | None = None,
+    environment: dict[str, str] | None = None,
+    settings: dict[str, float] | None = None,
+    cwd: Path | None = None,
+) -> Readings:
+    """Call ``read_facts`` in a new process, once for each of ``calls``.
+
+    Args:
+        calls: a source, or the keyword arguments.
+        home: for HF_HOME, so that the cache and the token are the test's own.
+        hub: for HF_ENDPOINT.
+        environment: more variables.
+        settings: constants of ``onboard.facts.hub_http``, beside a shorter wait before the second try.
+        cwd: the working directory.
+    """
+    import onboard
+
+    home.mkdir(parents=True, exist_ok=True)
+    result = home / "result.json"
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING", "TRANSFORMERS"))}
+    variables = {
+        **kept,
+        "HF_HOME": str(home),
+        "PYTHONPATH": str(Path(onboard.__file__).parent.parent),
+        "NO_PROXY": "127.0.0.1,localhost",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        **({"HF_ENDPOINT": hub} if hub is not None else {}),
+        **(environment or {}),
+    }
+    work = {
+        "calls": [{"given": call} if isinstance(call, str) else call for call in calls],
+        "settings": {"FIRST_WAIT": 0.01, **(settings or {})} if hub is not None else {},
+    }
+    done = subprocess.run(
+        [sys.executable, __file__, json.dumps(work), str(result)],
+        capture_output=True,
+        text=True,
+        env=variables,
+        cwd=cwd or home,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(result.read_text())
+    readings = [Reading(**reading) for reading in answer["readings"]]
+    return Readings(readings, done.stdout, done.stderr, answer["modules"])
+
+
+def _main() -> None:
+    import time
+
+    from onboard.errors import OnboardError
+    from onboard.facts import read_facts
+
+    work = json.loads(sys.argv[1])
+    readings = []
+    if work["settings"]:
+        # The client may refuse its environment; then it is up to read_facts to say so.
+        with contextlib.suppress(ValueError):
+            from onboard.facts import hub_http
+
+            vars(hub_http).update(work["settings"])
+    for call in work["calls"]:
+        reading: dict[str, Any] = {}
+        start = time.monotonic()
+        try:
+            reading["facts"] = asdict(read_facts(**call))
+        except OnboardError as error:
+            reading |= {"error": error.as_json(), "exit_status": error.exit_status}
+            reading["traceback"] = traceback.format_exc()
+        except Exception:
+            reading |= {"exit_status": 5, "traceback": traceback.format_exc()}
+        reading["seconds"] = time.monotonic() - start
+        readings.append(reading)
+    heavy = {name.partition(".")[0] for name in sys.modules}
+    Path(sys.argv[2]).write_text(json.dumps({"readings": readings, "modules": sorted(heavy)}))
+
+
+if __name__ == "__main__":
+    _main()
