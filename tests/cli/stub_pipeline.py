@@ -183,7 +183,10 @@ def make(request: NewRequest, progress: Any) -> NewResult:
         payload |= {"tests": None, "parity": None, "mutants": None, "capabilities": {}}
     if request.source == "acme/failing":
         return NewResult({**payload, **FAILED}, exit_status=1)
-    return NewResult(payload, diff=DIFF if request.diff else None)
+    result = NewResult(payload, diff=DIFF if request.diff else None)
+    if request.source == "acme/again":
+        result.summary_rows[0]["action"] = "same"
+    return result
 
 
 @dataclass

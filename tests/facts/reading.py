@@ -11,7 +11,8 @@ import os
 import subprocess
 import sys
 import traceback
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from typing import Any
 class Reading:
     """What one call of ``read_facts`` led to: facts, or an error, or (a bug) some other exception's traceback."""
 
-    facts: dict[str, Any] | None = None
-    error: dict[str, Any] | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    error: dict[str, Any] = field(default_factory=dict)
     exit_status: int = 0
     traceback: str = ""
     seconds: float = 0
@@ -29,7 +30,7 @@ class Reading:
     @property
     def code(self) -> str | None:
         """The error's code."""
-        return self.error["code"] if self.error else None
+        return self.error.get("code")
 
 
 @dataclass
@@ -41,7 +42,7 @@ class Readings:
     stderr: str
     modules: list[str]
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Reading]:
         return iter(self.readings)
 
     @property

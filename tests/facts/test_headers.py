@@ -72,7 +72,7 @@ def test_what_the_official_package_writes_is_read_the_same(tensors):
     assert header.warnings == ()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(_TENSORS.filter(bool), st.data())
 def test_a_damaged_header_is_read_as_officially_or_refused(tensors, data):
     """Nothing but a HeaderError gets out, and what the official reader accepts is never refused or read otherwise."""
@@ -113,7 +113,7 @@ _ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.text(max_size=5), _ENTRY | _JSON, max_size=3) | _JSON)
 def test_any_json_is_tensors_or_a_named_error(value):
     header, error = _parsed(json.dumps(value).encode())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from .files import CONFIG, index, safetensors
@@ -34,7 +36,7 @@ def ordinary(tmp_path_factory):
             "org/branches": hub.add_repo("org/branches", {"config.json": b'{"main": 1}'}),
         }
         commits["branch"] = hub.add_repo("org/branches", {"config.json": b'{"branch": 1}'}, branch="feature/x")
-        calls = {
+        calls: dict[str, dict[str, Any]] = {
             **{name: {"given": name} for name in commits if name != "branch"},
             "address": {"given": "https://huggingface.co/org/branches"},
             "branch": {"given": "org/branches", "revision": "feature/x"},
@@ -167,11 +169,10 @@ def test_the_cache(tmp_path, hub):
 def test_a_commit_that_is_cached_needs_no_hub(tmp_path, hub):
     commit = hub.add_repo("org/name", {"config.json": CONFIG})
     call = {"given": "org/name", "revision": commit, "headers": False}
-    read_in_new_process(call, home=tmp_path, hub=hub.url)
-    count = len(hub.requests)
-    (reading,) = read_in_new_process(call, home=tmp_path, hub=hub.url)
-    assert reading.facts["source"]["revision"] == commit
-    assert len(hub.requests) == count
+    first, again = read_in_new_process(call, call, home=tmp_path, hub=hub.url)
+    assert first.facts == again.facts
+    assert again.facts["source"]["revision"] == commit
+    assert [request.method for request in hub.requests] == ["HEAD", "GET"]
 
 
 def test_a_silent_hub_leaves_the_cache_and_a_warning(tmp_path, hub):
@@ -187,16 +188,16 @@ def test_a_silent_hub_leaves_the_cache_and_a_warning(tmp_path, hub):
 
 def test_offline_headers_from_a_whole_snapshot(tmp_path, hub):
     """A snapshot that was downloaded with its weights has headers too; with a part of them it says what is missing."""
-    commit = hub.add_repo("org/sharded", SHARDED)
-    environment = {"HF_HUB_OFFLINE": "1"}
-    read_in_new_process("org/sharded", home=tmp_path, hub=hub.url)
-    (part,) = read_in_new_process("org/sharded", home=tmp_path, hub=hub.url, environment=environment)
-    assert part.facts["tensors"] is None
-    assert "model-00001-of-00002.safetensors" in part.facts["no_tensors_because"]
-    snapshot = tmp_path / "hub" / "models--org--sharded" / "snapshots" / commit
+    commit = hub.add_repo("org/whole", SHARDED)
+    hub.add_repo("org/part", SHARDED)
+    read_in_new_process("org/part", "org/whole", home=tmp_path, hub=hub.url)
+    snapshot = tmp_path / "hub" / "models--org--whole" / "snapshots" / commit
     for name, content in SHARDS.items():
         (snapshot / name).write_bytes(content)
-    (whole,) = read_in_new_process("org/sharded", home=tmp_path, hub=hub.url, environment=environment)
+    environment = {"HF_HUB_OFFLINE": "1"}
+    part, whole = read_in_new_process("org/part", "org/whole", home=tmp_path, hub=hub.url, environment=environment)
+    assert part.facts["tensors"] is None
+    assert "model-00001-of-00002.safetensors" in part.facts["no_tensors_because"]
     assert [tensor["name"] for tensor in whole.facts["tensors"]] == ["a", "b", "c"]
     assert whole.facts["no_tensors_because"] is None
 

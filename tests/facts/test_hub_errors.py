@@ -20,7 +20,6 @@ ONE = safetensors({"a": ("F32", (1,))})
 
 
 def _check(reading, code):
-    assert reading.error is not None, reading.facts or reading.traceback
     assert reading.code == code, (reading.error, reading.traceback)
     assert reading.exit_status == 4
     for line in ("what", "why", "do"):
@@ -218,7 +217,7 @@ class TestTrouble:
             "org/state", "org/head", "org/get", "org/header", "org/dropped", "org/later", home=tmp_path, hub=hub.url
         )
         for reading in done:
-            assert reading.facts is not None, reading.traceback
+            assert reading.facts, reading.traceback
             assert reading.facts["tensors"]
         *quick, later = [reading.seconds for reading in done]
         assert max(quick) < 1 <= later < 3
@@ -249,6 +248,7 @@ class TestTrouble:
         for reading, (name, (code, tries)) in zip(done, expected.items(), strict=True):
             _check(reading, code)
             assert reading.seconds < 1.5
+            assert code != "hub.unavailable" or "tried 3 times" in reading.error["why"]
             failed = [
                 request
                 for request in hub.requests
@@ -272,26 +272,25 @@ class TestTrouble:
     def test_the_waits_grow_and_have_an_end(self, tmp_path, hub):
         hub.add_repo("org/name", {"config.json": CONFIG})
         hub.fail("/api/models/", 503)
-        (reading,) = read_in_new_process("org/name", home=tmp_path, hub=hub.url, settings={"FIRST_WAIT": 0.3})
-        assert 0.9 <= reading.seconds < 2
+        (reading,) = read_in_new_process("org/name", home=tmp_path, hub=hub.url, settings={"FIRST_WAIT": 0.2})
+        assert 0.6 <= reading.seconds < 1.5
         (reading,) = read_in_new_process(
-            "org/name", home=tmp_path, hub=hub.url, settings={"FIRST_WAIT": 0.3, "MOST_WAITING": 0.4}
+            "org/name", home=tmp_path, hub=hub.url, settings={"FIRST_WAIT": 0.2, "MOST_WAITING": 0.3}
         )
-        assert 0.3 <= reading.seconds < 0.9
+        assert 0.2 <= reading.seconds < 0.6
         _check(reading, "hub.unavailable")
+        assert "tried 2 times" in reading.error["why"]
 
     def test_no_answer_in_time(self, tmp_path, hub):
         """The client sets no time-out for a repo's state, and a minute for a file's; neither is waited for."""
-        for name in ("state", "head", "header"):
-            hub.add_repo(f"org/{name}", {"config.json": CONFIG, "model.safetensors": ONE})
+        for name in ("state", "head"):
+            hub.add_repo(f"org/{name}", {"config.json": CONFIG})
         hub.fail("/api/models/org/state", delay=60)
         hub.fail("/org/head/.*config", delay=60)
-        hub.fail("/org/header/.*safetensors", delay=60)
         environment = {"HF_HUB_DOWNLOAD_TIMEOUT": "1", "HF_HUB_ETAG_TIMEOUT": "1"}
         done = read_in_new_process(
             "org/state",
             "org/head",
-            "org/header",
             home=tmp_path,
             hub=hub.url,
             environment=environment,
@@ -346,7 +345,7 @@ class TestRetryAfter:
 
     def test_a_date(self):
         date = format_datetime(datetime.now(timezone.utc) + timedelta(seconds=20), usegmt=True)
-        assert 17 < retry_after({"retry-after": date}) <= 20
+        assert 17 < (retry_after({"retry-after": date}) or 0) <= 20
         assert retry_after({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}) == 0
 
     def test_the_hubs_own_header(self):

@@ -108,7 +108,7 @@ class _Repository:
     def read(self, commit: str, headers: bool) -> Facts:
         """The facts at a commit, from the Hub."""
         path = self._ask(lambda: self.api.hf_hub_download(self.asked.repo, CONFIG, revision=commit), CONFIG)
-        return self._facts(commit, path, self._checkpoint(commit) if headers else _NOT_ASKED)
+        return self._facts(commit, path, (lambda: self._checkpoint(commit)) if headers else None)
 
     def read_cached(self, because: str, headers: bool) -> Facts | None:
         """The facts from the cache alone; None where it has no config.json of the revision."""
@@ -117,18 +117,20 @@ class _Repository:
             return None
         snapshot = os.path.dirname(path)
         commit = os.path.basename(snapshot)
-        checkpoint_facts = _NOT_ASKED
-        if headers:
+
+        def cached_checkpoint() -> CheckpointFacts:
             tensors, why, warnings = read_folder(snapshot, self._origin(commit), complete=False)
             if tensors is None:
                 why = f"{because}, and the cache does not hold the whole checkpoint ({why})"
-            checkpoint_facts = (tensors, why, warnings)
-        return self._facts(commit, path, checkpoint_facts)
+            return tensors, why, warnings
 
-    def _facts(self, commit: str, path: str, checkpoint_facts: CheckpointFacts) -> Facts:
+        return self._facts(commit, path, cached_checkpoint if headers else None)
+
+    def _facts(self, commit: str, path: str, read_checkpoint: Callable[[], CheckpointFacts] | None) -> Facts:
         content = self._ask(lambda: _content(path, config_json.MOST_BYTES), CONFIG)
         config, warnings = config_json.parse_config(content, self._origin(commit))
-        tensors, because, more = checkpoint_facts
+        # After the config, so that no header is fetched for a repo whose config cannot be used.
+        tensors, because, more = read_checkpoint() if read_checkpoint else _NOT_ASKED
         return Facts(
             source=Source(self.given, "hub", self.asked.repo, commit, None),
             config=config,

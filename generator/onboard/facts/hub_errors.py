@@ -20,7 +20,7 @@ from huggingface_hub.errors import (
 
 from onboard.errors import HubError
 from onboard.facts._text import shown
-from onboard.facts.hub_http import TRIES, Unanswered
+from onboard.facts.hub_http import Unanswered
 
 LOG_IN = "run `hf auth login` or set HF_TOKEN"
 _TOKEN_CHARACTERS = (
@@ -74,7 +74,7 @@ def explain(error: Exception, asked: Asked, file: str | None = None) -> HubError
         # The client's "not cached either" hides why the Hub was of no help.
         error = error.__cause__
     subject = asked.repo if file is None else f"{file} of {asked.repo}"
-    code, why, do = _unanswered(error) if isinstance(error, Unanswered) else _refused(error, asked, file)
+    code, why, do = _unanswered(error, asked) if isinstance(error, Unanswered) else _refused(error, asked, file)
     return HubError(
         asked.redact(f"cannot read {shown(subject)} from the Hub"),
         asked.redact(why),
@@ -89,22 +89,23 @@ def tells_a_token(error: BaseException, asked: Asked) -> bool:
     return asked.redact(text) != text
 
 
-def _unanswered(error: Unanswered) -> tuple[str, str, str]:
+def _unanswered(error: Unanswered, asked: Asked) -> tuple[str, str, str]:
     hub = endpoint()
+    tried = "tried once" if error.tries == 1 else f"tried {error.tries} times"
     later = "Try again later"
     if error.retry_after is not None:
         later = f"Try again in {max(1, round(error.retry_after))} seconds"
     match error.trouble:
         case "status" if error.status == 429:
-            more = "" if os.environ.get("HF_TOKEN") else f"; with a token the limit is higher ({LOG_IN})"
+            more = f"; with a token the limit is higher ({LOG_IN})" if asked.token is None else ""
             return "rate_limited", f"{hub} limits the number of requests (429)", f"{later}{more}."
         case "status":
-            return "unavailable", f"{hub} answered with status {error.status}, in {TRIES} tries", f"{later}."
+            return "unavailable", f"{hub} answered with status {error.status} ({tried})", f"{later}."
         case "timeout":
-            why = f"{hub} did not answer in time, in {TRIES} tries"
+            why = f"{hub} did not answer in time ({tried})"
             return "timeout", why, "Check the connection; HF_HUB_DOWNLOAD_TIMEOUT sets the seconds for each try."
         case "dropped":
-            return "unreachable", f"{hub} broke the connection off, in {TRIES} tries", f"{later}."
+            return "unreachable", f"{hub} broke the connection off ({tried})", f"{later}."
         case "unreachable":
             why = f"there is no connection to {hub}: {shown(str(error.__cause__))}"
             return "unreachable", why, "Check the network, the proxy and HF_ENDPOINT, or give a local directory."

@@ -41,6 +41,7 @@ class Unanswered(Exception):  # noqa: N818 - not an error yet: the next try may 
         trouble: what went wrong.
         status: the HTTP status, for trouble ``"status"``.
         retry_after: for how many seconds the server asked to be left alone.
+        tries: how often it was tried.
     """
 
     def __init__(self, trouble: Trouble, status: int | None = None, retry_after: float | None = None) -> None:
@@ -48,6 +49,7 @@ class Unanswered(Exception):  # noqa: N818 - not an error yet: the next try may 
         self.trouble = trouble
         self.status = status
         self.retry_after = retry_after
+        self.tries = 1
 
 
 @dataclass
@@ -69,25 +71,27 @@ class Patience:
         Raises:
             Unanswered: there was no answer after some tries, or the server wants a longer wait than is left.
         """
-        wait = FIRST_WAIT
-        for last in (*[False] * (TRIES - 1), True):
+        tries, wait = 1, FIRST_WAIT
+        while True:
             try:
                 return request()
             except Unanswered as error:
+                error.tries = tries
                 pause = wait if error.retry_after is None else error.retry_after
-                if last or error.trouble not in ("status", "timeout", "dropped") or pause > self.left:
+                may_pass = error.trouble in ("status", "timeout", "dropped")
+                if not may_pass or tries >= TRIES or pause > self.left:
                     raise
-                self.left -= pause
-                time.sleep(pause)
-                wait *= 2
-        raise AssertionError("unreachable")
+            self.left -= pause
+            time.sleep(pause)
+            tries, wait = tries + 1, wait * 2
 
 
 @contextmanager
 def one_try_each() -> Iterator[None]:
     """Bound every request of the Hub's client, and have it tried once.
 
-    The client's own session is used, so that its proxies, certificates and headers are those of ``hf``.
+    The client's own session is used, so that its proxies, certificates and headers are those of ``hf``. There is one
+    for the process: not for two threads that come and go on their own.
     """
     client: Any = get_session()
     send = client.send
@@ -121,7 +125,7 @@ def one_try_each() -> Iterator[None]:
             raise Unanswered(trouble) from error
         return response
 
-    client.send = send_once
+    pass
     try:
         yield
     finally:

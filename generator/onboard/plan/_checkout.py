@@ -1,11 +1,12 @@
 """Writing into a folder that stays where it is: a checkout, or a project that is brought up to date.
 
-All new files are first written into ``.onboard-staging-<random>`` inside the root, and what they replace is linked there too. Then a
-journal is written, the files are moved into place one by one, and the journal is renamed: that rename is the moment at which the
-change has happened. Whoever finds a journal rolls back; whoever finds the renamed one only cleans up. Both can be
-killed and run again.
+All new files are first written into ``.onboard-staging-<random>`` inside the root, and what they replace is linked
+there too. Then a journal is written, the files are moved into place one by one, and the journal is renamed: that
+rename is the moment at which the change has happened. Whoever finds a journal rolls back; whoever finds the renamed
+one only cleans up. Both can be killed and run again.
 
-A file that ``force`` replaces although a hand has edited it is kept in ``.onboard-backup-<n>`` in the root, under its own path.
+A file that ``force`` replaces although a hand has edited it is kept in ``.onboard-backup-<n>`` in the root, under its
+own path.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from onboard.plan._disk import (
     write_durably,
     write_journal,
 )
-from onboard.plan._signals import step
+from onboard.plan._signals import mark, step
 from onboard.plan.changes import FileChange, Plan, check_path, read_inside, resolve_inside, sha256
 from onboard.plan.lock import read_lock
 from onboard.plan.targets import LOCK_NAME
@@ -76,7 +77,7 @@ def write(plan: Plan, *, force: bool) -> tuple[tuple[str, ...], Path | None]:
             _move(root, work, entries)
             (work / "journal.json").rename(work / "committed.json")
             sync_folder(work)
-            step("checkout:committed")
+            mark("checkout:committed")
         finally:
             backup = _settle(root, work)
     return tuple(change.path for change, _ in todo), backup
@@ -213,13 +214,15 @@ def _move(root: Path, work: Path, entries: list[_Entry]) -> None:
 
 
 def _settle(root: Path, work: Path) -> Path | None:
-    """Roll back if there is a journal, keep what has to be kept if there is a committed one; then remove the working folder."""
+    """Roll back if there is a journal; keep what has to be kept if it is committed. Then remove the working folder."""
     backup = None
-    if (journal := read_journal(work / "journal.json")) is not None:
-        backup = _roll_back(root, work, _entries(journal), _folders(journal))
-    elif (journal := read_journal(work / "committed.json")) is not None:
-        kept = [number for number, entry in enumerate(_entries(journal)) if entry.keep]
-        backup = _back_up(root, work, _entries(journal), kept)
+    if (work / "journal.json").exists():
+        if (journal := _read(work / "journal.json")) is None:
+            return None
+        backup = _roll_back(root, work, *journal)
+    elif (journal := _read(work / "committed.json")) is not None:
+        backup = _back_up(root, work, journal[0], [number for number, entry in enumerate(journal[0]) if entry.keep])
+    mark("checkout:settled")
     remove_tree(work)
     return backup
 
@@ -227,19 +230,23 @@ def _settle(root: Path, work: Path) -> Path | None:
 def _roll_back(root: Path, work: Path, entries: list[_Entry], folders: list[str]) -> Path | None:
     unclear = []
     for number, entry in reversed(list(enumerate(entries))):
-        step_back = work / "old" / str(number)
-        now = _digest(root, entry.path)
+        mark(f"checkout:roll-back:{entry.path}")
+        before = work / "old" / str(number)
+        try:
+            now = _digest(root, entry.path)
+        except UsageError:
+            now = "something else"
         if now == entry.new:
             if entry.old is None:
                 (root / entry.path).unlink()
             else:
-                step_back.replace(root / entry.path)
-        elif now != entry.old and entry.old is not None and step_back.exists():
+                before.replace(root / entry.path)
+        elif now != entry.old:
             # Edited, or removed, since the run was killed. A hand's work stays; what it started from is put beside it.
             unclear.append(number)
     for folder in reversed(folders):
-        with contextlib.suppress(OSError):
-            (root / folder).rmdir()
+        with contextlib.suppress(OSError, UsageError):
+            resolve_inside(root, folder).rmdir()
     return _back_up(root, work, entries, unclear)
 
 
@@ -260,16 +267,16 @@ def _digest(root: Path, path: str) -> str | None:
     return None if data is None else sha256(data)
 
 
-def _entries(journal: dict[str, Any]) -> list[_Entry]:
+def _read(path: Path) -> tuple[list[_Entry], list[str]] | None:
     # A journal may come with a checkout from a stranger: its paths are checked like any others.
-    return [
-        _Entry(check_path(entry["path"]), entry["old"], entry["new"], bool(entry["keep"]))
-        for entry in journal["entries"]
-    ]
-
-
-def _folders(journal: dict[str, Any]) -> list[str]:
-    return [check_path(folder) for folder in journal["folders"]]
+    journal: dict[str, Any] | None = read_journal(path)
+    if journal is None:
+        return None
+    try:
+        entries = [_Entry(check_path(e["path"]), e["old"], e["new"], e["keep"] is True) for e in journal["entries"]]
+        return entries, [check_path(folder) for folder in journal["folders"]]
+    except (KeyError, TypeError, UsageError):
+        return None
 
 
 def _changed(path: str, how: str) -> UsageError:

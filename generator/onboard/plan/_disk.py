@@ -1,4 +1,4 @@
-"""The few operations on the disk that need care: durable writes, an atomic swap, a lock, a removal that does not stumble."""
+"""The few operations on the disk that need care: durable writes, an atomic swap, a lock, journals."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ def remove_tree(folder: Path) -> None:
 def folder_lock(folder: Path) -> Iterator[bool]:
     """Keep other runs of onboard out of a folder.
 
-    The lock is on the folder itself, so it leaves no file behind and dies with its process: whoever holds it knows that any
-    working folder in there was left by a run that is gone.
+    The lock is on the folder itself, so it leaves no file behind and dies with its process: whoever holds it knows
+    that any working folder in there was left by a run that is gone.
 
     Yields:
         False where the file system has no such locks; leftovers can then belong to a run that is still alive.

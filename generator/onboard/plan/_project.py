@@ -3,13 +3,13 @@
 Everything is written and synced into ``.onboard-<random>/new`` beside the final place, on the same file system. Then:
 
 - nothing there yet, or an empty folder: one ``rename``.
-- something there, and ``force``: Linux swaps the two folders atomically (``renameat2`` with ``RENAME_EXCHANGE``). Where that does
-  not exist, the old folder is renamed to ``.onboard-<random>/old`` and the new one into its place.
+- something there, and ``force``: Linux swaps the two folders atomically (``renameat2`` with ``RENAME_EXCHANGE``).
+  Where that does not exist, the old folder is renamed to ``.onboard-<random>/old`` and the new one into its place.
 
-The old folder is thrown away only if every file in it is one that the lock file knows, unedited. Otherwise it is kept, whole, as
-``<name>.onboard-backup-<n>``. A journal in the working folder says which folder is the new one (by its inode, which a rename does
-not change), so that whatever a kill leaves, :func:`_settle` can tell old from new: it finishes a swap that happened and undoes
-one that did not.
+The old folder is thrown away only if every file in it is one that the lock file knows, unedited. Otherwise it is
+kept, whole, as ``<name>.onboard-backup-<n>``. A journal in the working folder says which folder is the new one (by
+its inode, which a rename does not change), so that whatever a kill leaves, :func:`_settle` can tell old from new: it
+finishes a swap that happened and undoes one that did not.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from onboard.plan._disk import (
     write_durably,
     write_journal,
 )
-from onboard.plan._signals import step
+from onboard.plan._signals import mark, step
 from onboard.plan.changes import FileChange, Plan
 from onboard.plan.lock import is_unchanged, read_lock
 from onboard.plan.targets import LOCK_NAME
@@ -58,7 +58,7 @@ def write(plan: Plan, *, force: bool) -> tuple[tuple[str, ...], Path | None]:
             step("project:working-folder")
             _stage(work, root.name, plan.changes)
             _swap(work / "new", work / "old", root)
-            step("project:swapped")
+            mark("project:swapped")
         finally:
             backup = _settle(work)
         sync_folder(parent)
@@ -94,7 +94,8 @@ def _check_place(root: Path, force: bool) -> None:
         raise _in_the_way(
             root, "it is a folder with something in it", "choose another place with --out, or replace it with --force"
         )
-    # Swapping the folder that a shell stands in would leave that shell in a folder that is gone; and nobody means to swap a home.
+    # Swapping the folder that a shell stands in would leave that shell in a folder that is gone; and nobody means to
+    # swap a home.
     with contextlib.suppress(OSError, RuntimeError):
         for inside in (Path.cwd(), Path.home()):
             if inside.resolve().is_relative_to(root.resolve()):
@@ -133,12 +134,15 @@ def _swap(new: Path, aside: Path, root: Path) -> None:
 
 
 def _settle(work: Path) -> Path | None:
-    """Bring the disk to a whole state, old or new, and remove the working folder; returns the backup if one was kept."""
+    """Bring the disk to a whole state, old or new, and remove the working folder; returns the backup if one is kept."""
     new, old = work / "new", work / "old"
     journal = read_journal(work / "journal.json")
     backup = None
     if journal is not None:
-        root = work.parent / Path(str(journal.get("root"))).name
+        name = journal.get("root")
+        if not isinstance(name, str) or name in ("", ".", "..") or Path(name).name != name:
+            return None
+        root = work.parent / name
         if new.is_dir() and [new.stat().st_dev, new.stat().st_ino] == journal.get("new"):
             # The new folder never got into place. If the old one was already moved aside, it goes back.
             if old.is_dir():
@@ -166,7 +170,7 @@ def _dispose(tree: Path, root: Path, trash: Path) -> Path | None:
         return backup
     # Out of the way first: a removal that is killed half-way must not look like a tree of hand-made files.
     os.rename(tree, trash)
-    step("project:trashed")
+    mark("project:trashed")
     return None
 
 

@@ -17,21 +17,22 @@ _pending: list[int] = []
 
 
 class Interrupted(BaseException):
-    """Raised by :func:`_step` when a signal came in; never leaves :func:`held`."""
+    """Raised by :func:`step` when a signal came in; never leaves :func:`held`."""
 
 
 def _step(name: str) -> None:
-    """A point between two actions on the disk, where a run may be stopped and rolled back.
+    """Called between any two actions on the disk; does nothing. Tests replace it, to stop or kill a run right there."""
 
-    Args:
-        name: which point; tests replace this function to stop at one of their choice.
-    """
+
+def step(name: str) -> None:
+    """A point at which a run may be given up: a signal that came in takes effect here, by way of a rollback."""
+    _step(name)
     if _pending and threading.current_thread() is threading.main_thread():
         raise Interrupted(name)
 
 
-def step(name: str) -> None:
-    """Call :func:`_step`, looked up anew each time so that a test can replace it."""
+def mark(name: str) -> None:
+    """A point past which a run is only finished, or rolled back, never given up."""
     _step(name)
 
 

@@ -1,9 +1,10 @@
 """Writing a plan: all of its files, or none.
 
 A new project (plugin) is made in a working folder beside its final place and swapped in with one rename; see
-:mod:`onboard.plan._project`. A checkout (intree) is changed file by file under a journal; see :mod:`onboard.plan._checkout`. Either
-way an error or a signal rolls everything back before it goes on, and what a killed run left is put right by the next one, or by
-:func:`recover`. To bring an existing project up to date in place, apply a plan with target ``intree`` and the project as its root.
+:mod:`onboard.plan._project`. A checkout (intree) is changed file by file under a journal; see
+:mod:`onboard.plan._checkout`. Either way an error or a signal rolls everything back before it goes on, and what a
+killed run left is put right by the next one, or by :func:`recover`. To bring an existing project up to date in place,
+apply a plan with target ``intree`` and the project as its root.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ class Written(tuple[str, ...]):
     """The relative paths that were written.
 
     Attributes:
-        backup: the folder that holds what was made by hand and is no longer in its place; None if nothing had to be kept.
+        backup: the folder that holds what was made by hand and is no longer in its place; None if nothing had to be
+            kept.
     """
 
     backup: Path | None = None
@@ -36,7 +38,8 @@ def apply(plan: Plan, *, force: bool) -> Written:
         The relative paths that were written; files that were the same already are not among them.
 
     Raises:
-        UsageError: something is in the way, has changed since the plan was made, or the disk refuses. Nothing was written.
+        UsageError: something is in the way, has changed since the plan was made, or the disk refuses. Nothing was
+            written.
     """
     with _signals.held():
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import stat
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def check_path(path: object) -> str:
     """Return ``path`` if it is safe below any root, on any platform.
 
     Raises:
-        UsageError: it is absolute, climbs out, has empty or hidden-meaning parts, or characters that not every system can store.
+        UsageError: it is absolute, climbs out, has empty or hidden-meaning parts, or characters that not every system
+            can store.
     """
     why = None
     if not isinstance(path, str) or not path:
@@ -166,6 +168,8 @@ def read_inside(root: Path, path: str) -> bytes | None:
     """
     real = resolve_inside(root, path)
     try:
+        if not stat.S_ISREG(real.stat().st_mode):
+            raise OSError("it is not a plain file")
         return real.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None

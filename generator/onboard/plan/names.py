@@ -2,7 +2,8 @@
 
 Everything here either returns a name that is safe to write into Python source and into a path, or raises a
 :class:`~onboard.errors.UsageError` that says what is wrong with it. Only ASCII is let through: Python folds look-alike
-letters of other alphabets into one identifier, so two names that differ in an editor could be the same name to the interpreter.
+letters of other alphabets into one identifier, so two names that differ in an editor could be the same name to the
+interpreter.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _CAMEL_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 # "…ForCausalLM", "…LMHeadModel", "…Model": the part of an architecture's name that names the task, not the family.
 _TASK_SUFFIX = re.compile(r"(?P<family>.+)(?:For[A-Z][A-Za-z0-9]*|Model)")
 
-# Folders that the framework and test runners already give a meaning to, and device names that no Windows checkout can hold.
+# Folders that the framework and test runners already give a meaning to, and device names that no Windows checkout can
+# hold.
 _TAKEN = frozenset({"common", "conftest", "src", "tests", "torch", "transformers", "nemo_automodel", "onboard"})
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
 
@@ -77,7 +79,10 @@ def class_prefix(architecture: str) -> str:
 
 
 def package_name(architecture_or_model_type: str) -> str:
-    """The module name for a model: ``"gemma3_text"`` stays, ``"xlm-roberta"`` and ``"Qwen3MoeForCausalLM"`` are put in snake_case.
+    """The module name for a model.
+
+    ``"gemma3_text"`` stays as it is; ``"xlm-roberta"`` gives ``"xlm_roberta"``, and ``"Qwen3MoeForCausalLM"`` gives
+    ``"qwen3_moe"``.
 
     Raises:
         UsageError: no safe module name can be made of it.

@@ -41,8 +41,9 @@ def find_checkout(start: Path) -> Path | None:
 class Layout:
     """The place of each thing, relative to the plan's root.
 
-    In a checkout the review and the lock lie in the model's own package folder, so that several models do not collide and a
-    removed model takes them along. Upstream keeps its pages by publisher (``docs/model-coverage/llm/<org>/<page>.mdx``).
+    In a checkout the review and the lock lie in the model's own package folder, so that several models do not collide
+    and a removed model takes them along. Upstream keeps its pages by publisher
+    (``docs/model-coverage/llm/<org>/<page>.mdx``).
 
     Attributes:
         target: plugin or intree.
@@ -112,7 +113,8 @@ def layout(target: Target, name: str, kind: Kind, org: str | None = None) -> Lay
             registry=None,
         )
     package_dir = f"{MODELS}/{name}"
-    # A publisher's name is a stranger's string: one that is no plain folder name is left out, the page is found either way.
+    # A publisher's name is a stranger's string: one that is no plain folder name is left out, the page is found
+    # either way.
     folder = (org or "").lower()
     publisher = f"{folder}/" if _ORG.fullmatch(folder) and not is_device_name(folder) else ""
     return Layout(

@@ -78,7 +78,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         | explain_dropout(model.get_submodule(roles.layer(0)), roles, model.config)
         | {"difference": max(block["difference"] for block in blocks)},
         "embedding": explain_embedding(model, input_ids, roles, recording),
-        "head": explain_head(model, logits, roles, recording),
+        "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
         **_checkpoint(cls, fields),
     }
@@ -150,6 +150,18 @@ def _attention(
         "windowed_fields": windowed_fields,
         "difference": max(fit.difference for fit in fits),
     }
+
+
+def _head(
+    cls: type[PreTrainedModel], fields: dict[str, Any], found: dict[str, Any], roles: Roles, input_ids: torch.Tensor
+) -> dict[str, Any]:
+    """Try a cap on the logits where the config class has a field for one that this model leaves empty."""
+    for name, value in fields.items():
+        if "logit_softcap" in name and value is None and found["softcap_key"] is None:
+            model = build(cls, {**fields, name: 2.0})
+            recording, logits = record(model, input_ids=input_ids)
+            found = explain_head(model, logits, roles, recording)
+    return found
 
 
 def _rope_layers_key(config: PretrainedConfig, rotated: list[bool]) -> str | None:

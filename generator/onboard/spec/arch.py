@@ -196,13 +196,15 @@ class KeyRow:
         disk: pattern of its name on disk; ``{layer}`` stands for a layer index.
         native: pattern of its name in the generated model.
         operation: ``rename`` (issue by issue, more operations come with the architectures that need them).
-        shape: the shape in terms of the config's names, for people.
+        shape: the shape in the letters of the generated code's legend, for people.
+        only_if: boolean config field without which the tensor does not exist; empty where it always does.
     """
 
     disk: str
     native: str
     operation: Literal["rename"]
     shape: str
+    only_if: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +219,14 @@ class Tying:
     """Whether the head shares the embedding's weight in this model."""
 
     tied: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FixedField:
+    """A config field that the reference honours at other values but the generated code does not: it refuses them."""
+
+    key: str
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +246,8 @@ class ArchSpec:
         reference_class: transformers' class that is the oracle.
         config_class: transformers' config class.
         layer_kinds: the kind of every layer of the real model.
+        has_layer_types: whether the config class lists them as ``layer_types``.
+        fixed: config fields whose other values the generated code refuses.
         provenance: dotted field path -> where its value comes from; has an entry for every leaf.
     """
 
@@ -246,6 +258,7 @@ class ArchSpec:
     dimensions: Dimensions
     embedding: Embedding
     layer_kinds: tuple[LayerKind, ...]
+    has_layer_types: bool
     norm: Norm
     attention: Attention
     rope: Rope
@@ -254,6 +267,7 @@ class ArchSpec:
     head: Head
     tying: Tying
     checkpoint: Checkpoint
+    fixed: tuple[FixedField, ...]
     review: tuple[ReviewItem, ...]
     provenance: Mapping[str, Provenance] = field(hash=False)
 

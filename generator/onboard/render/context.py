@@ -1,0 +1,128 @@
+"""What templates are given: the spec, and the few words and questions that several templates share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from onboard.spec.arch import ArchSpec
+
+# Rotation tables that the framework's own LlamaRotaryEmbedding computes as transformers does. The others depend on the
+# length of the batch, or rotate a part of the head, or differ by layer type.
+_FRAMEWORK_ROPES = frozenset(("default", "llama3"))
+_LENGTH_DEPENDENT = frozenset(("dynamic", "longrope"))
+
+
+def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> dict[str, Any]:
+    """Context of the templates below ``package/``.
+
+    Args:
+        spec: the architecture.
+        prefix: prefix of every class name, a checked identifier (``Qwen3``).
+        package: import path of the package (``nemo_automodel_qwen3``).
+        header: licence header with its newline, or empty.
+    """
+    own_norm = spec.norm.offset != 0.0
+    own_rope = spec.rope.per_layer_type or spec.rope.partial or not set(spec.rope.types) <= _FRAMEWORK_ROPES
+    has_sliding = spec.attention.window_key is not None
+    return {
+        "spec": spec,
+        "prefix": prefix,
+        "package": package,
+        "header": header,
+        "class_name": f"{prefix}ForCausalLM",
+        "own_norm": own_norm,
+        "own_rope": own_rope,
+        "has_sliding": has_sliding,
+        "by_layer_type": spec.has_layer_types and (has_sliding or spec.rope.per_layer_type),
+        "scaled_rope_types": [name for name in spec.rope.types if name != "default"],
+        "length_dependent_rope": [name for name in spec.rope.types if name in _LENGTH_DEPENDENT],
+        "summary": summary(spec),
+        "attention_summary": attention_summary(spec),
+        "block_summary": block_summary(spec),
+        "layer_reasons": layer_reasons(spec),
+        "rope_reason": rope_reason(spec),
+    }
+
+
+def summary(spec: ArchSpec) -> str:
+    """One sentence on the architecture, for the module's docstring."""
+    parts = [
+        {"rms": "RMS norm"}[spec.norm.kind] + (" with weights stored as an offset from one" if spec.norm.offset else ""),
+        attention_summary(spec)[0].lower() + attention_summary(spec)[1:-1],
+        f"{spec.mlp.activation} gated MLP",
+    ]
+    return f"{block_summary(spec)[:-1]} with {', '.join(parts[:-1])} and {parts[-1]}."
+
+
+def attention_summary(spec: ArchSpec) -> str:
+    """One line on the attention."""
+    a = spec.attention
+    extras = []
+    if a.fused_qkv:
+        extras.append("one projection for q, k and v")
+    if a.qk_norm:
+        extras.append({"head": "q/k norm on each head", "width": "q/k norm over the whole projection"}[a.qk_norm])
+    if spec.rope.partial:
+        extras.append("rotary positions on a part of the head")
+    if a.rope_layers_key:
+        extras.append("rotary positions on some layers")
+    if a.window_key:
+        extras.append("a sliding window on some layers" if a.window_layers == "by_layer_type" else "a sliding window")
+    return "Grouped-query attention" + (f", {', '.join(extras)}." if extras else ".")
+
+
+def block_summary(spec: ArchSpec) -> str:
+    """One line on the order of a layer."""
+    b = spec.block
+    pre = b.pre_attention_norm is not None and b.pre_mlp_norm is not None
+    post = b.post_attention_norm is not None and b.post_mlp_norm is not None
+    if pre and post:
+        return "Decoder layer with norms before and after attention and MLP."
+    if post:
+        return "Decoder layer with norms after attention and MLP, before the residual additions."
+    return "Decoder layer with norms before attention and MLP."
+
+
+def layer_reasons(spec: ArchSpec) -> list[str]:
+    """Why layers.py is needed; empty where it is not."""
+    reasons = []
+    if spec.norm.offset:
+        reasons.append("a norm whose weight is an offset")
+    if spec.embedding.scale:
+        reasons.append("a scaled embedding")
+    return reasons
+
+
+def rope_reason(spec: ArchSpec) -> str:
+    """Why rope_utils.py is needed; empty where it is not."""
+    reasons = []
+    if spec.rope.per_layer_type:
+        reasons.append("frequencies differ by layer type")
+    if spec.rope.partial:
+        reasons.append("only a part of the head rotates")
+    scaled = [name for name in spec.rope.types if name not in _FRAMEWORK_ROPES]
+    if scaled:
+        reasons.append(f"{' and '.join(scaled)} scaling")
+    return ", ".join(reasons)
+
+
+def variants(spec: ArchSpec, measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Other settings of config fields that the class serves, each of which the generated tests prove too.
+
+    Returns:
+        Name to the fields in which the variant differs from the tiny config.
+    """
+    tiny: Mapping[str, Any] = measured["tiny"]
+    out: dict[str, dict[str, Any]] = {}
+    tied = bool(tiny.get("tie_word_embeddings"))
+    out["untied" if tied else "tied"] = {"tie_word_embeddings": not tied}
+    biases = (spec.attention.qkv_bias, spec.attention.o_bias, spec.mlp.bias)
+    for key in sorted({bias.key for bias in biases if bias.key}):
+        out[key if not tiny[key] else f"no_{key}"] = {key: not tiny[key]}
+    windowed = measured["attention"]["windowed_fields"]
+    if windowed is not None:
+        out["sliding_window"] = {name: value for name, value in windowed.items() if value != tiny.get(name)}
+    if spec.head.softcap_key and tiny.get(spec.head.softcap_key) is None:
+        out[spec.head.softcap_key] = {spec.head.softcap_key: 2.0}
+    return out

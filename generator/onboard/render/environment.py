@@ -1,0 +1,55 @@
+"""The Jinja environment: where templates lie, and the filters that make a value safe to stand in code."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
+
+
+def templates_folder() -> Path:
+    """Folder of the shipped templates: inside the wheel, or beside ``generator/`` in an editable install."""
+    shipped = Path(str(resources.files("onboard"))) / "_templates"
+    return shipped if shipped.is_dir() else Path(__file__).resolve().parents[3] / "templates"
+
+
+@cache
+def environment(overrides: Path | None = None) -> Environment:
+    """The environment that renders AutoModel packages.
+
+    Args:
+        overrides: a team's own folder; a template in it replaces the shipped one of the same path.
+    """
+    folders = [folder for folder in (overrides, templates_folder() / "automodel") if folder is not None]
+    env = Environment(
+        loader=ChoiceLoader([FileSystemLoader(str(folder)) for folder in folders]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - Python source; strings of strangers go through `literal`
+    )
+    env.filters["literal"] = literal
+    return env
+
+
+def literal(value: Any) -> str:
+    """Render a JSON value as a Python literal.
+
+    Infinite and undefined floats, which JSON files of the field do contain, have no literal of their own.
+    """
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f'float("{value}")'
+    if isinstance(value, str):
+        # Double quotes, as the formatter would write them.
+        return '"' + repr("'" + value)[2:-1].replace('"', '\\"') + '"' if "\\" not in value else repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(literal(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(key)}: {literal(item)}" for key, item in value.items()) + "}"
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")

@@ -1,0 +1,174 @@
+"""Which mistakes the generated test_mutants.py plants: those that this architecture makes possible.
+
+Each is one line of Python that the reviewer reads in the generated file. A mutant that a model cannot show (a swap of norms
+where there is one norm) is not listed, instead of being listed and skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.spec.arch import ArchSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One planted mistake: its name, the Python expression that plants it, and the variant in which it shows."""
+
+    name: str
+    change: str
+    variant: str = "base"
+
+
+def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
+    """List the mutants of one model.
+
+    Args:
+        spec: the architecture.
+        tiny: fields of the tiny config.
+        variants: name to the fields in which a variant differs.
+    """
+    out = [
+        *_attention(spec),
+        *_norms(spec),
+        *_mlp(spec),
+        Mutant("two layers swapped", "swap_layers"),
+        *_rope(spec, tiny),
+        *_windows(spec, tiny, variants),
+        *_biases(spec, tiny, variants),
+        *_ends(spec, tiny, variants),
+    ]
+    names = [mutant.name for mutant in out]
+    if len(set(names)) != len(names):
+        raise ValueError(f"two mutants of one name in {names}")
+    return out
+
+
+def _attention(spec: ArchSpec) -> list[Mutant]:
+    a = spec.attention
+    if a.fused_qkv:
+        kv = [
+            Mutant("k and v exchanged in the fused projection", "exchange_fused_kv"),
+            Mutant("q heads in reverse order", "reverse_fused_q_heads"),
+        ]
+    else:
+        path = a.name
+        kv = [
+            Mutant("k and v projections swapped", f'swap("{path}.{a.k_proj}.weight", "{path}.{a.v_proj}.weight")'),
+            Mutant("q heads in reverse order", "reverse_q_heads"),
+        ]
+    out = [
+        *kv,
+        Mutant("softmax scale off", f'set_attribute("{a.name}", "scaling", lambda module, _: module.scaling * 1.5)'),
+        Mutant("attention output not projected as stored", f'edit("{a.name}.{a.o_proj}.weight", lambda w: w.flip(1))'),
+    ]
+    if a.qk_norm == "head":
+        out.append(Mutant("q and k norms swapped", f'swap("{a.name}.{a.q_norm}.weight", "{a.name}.{a.k_norm}.weight")'))
+    if a.qk_norm:
+        ones = "torch.zeros_like" if spec.norm.offset else "torch.ones_like"
+        out.append(Mutant("q norm without its weight", f'edit("{a.name}.{a.q_norm}.weight", {ones})'))
+    return out
+
+
+def _norms(spec: ArchSpec) -> list[Mutant]:
+    names = spec.block.norms
+    out = [
+        Mutant(f"{first} and {second} swapped", f'swap("{first}.weight", "{second}.weight")')
+        for first, second in zip(names, names[1:], strict=False)
+    ]
+    out.append(Mutant("norm eps off", "larger_eps"))
+    if spec.norm.offset:
+        out.append(Mutant("norm weight without its offset", f'edit("{names[0]}.weight", lambda w: w - 1)'))
+    else:
+        out.append(Mutant("norm weight with an offset", f'edit("{names[0]}.weight", lambda w: w + 1)'))
+    return out
+
+
+def _mlp(spec: ArchSpec) -> list[Mutant]:
+    m = spec.mlp
+    if m.fused:
+        swapped = Mutant(
+            "gate and up exchanged in the fused projection",
+            f'edit("{m.name}.{m.fused}.weight", lambda w: torch.cat(w.chunk(2)[::-1]))',
+        )
+    else:
+        swapped = Mutant("gate and up swapped", f'swap("{m.name}.{m.gate_proj}.weight", "{m.name}.{m.up_proj}.weight")')
+    other = "nn.SiLU()" if m.activation != "silu" else "nn.GELU()"
+    near = {"gelu_pytorch_tanh": "nn.GELU()", "gelu": 'nn.GELU("tanh")'}.get(m.activation)
+    out = [swapped, Mutant("another activation", f'set_attribute("{m.name}", "act_fn", lambda *_: {other})')]
+    if near:
+        out.append(Mutant("gelu of the other kind", f'set_attribute("{m.name}", "act_fn", lambda *_: {near})'))
+    return out
+
+
+def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
+    out = [Mutant("rope theta off", "other_theta")]
+    parameters = tiny["rope_parameters"]
+    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
+    if len(nested) > 1:
+        out.append(Mutant("rope parameters of the layer types exchanged", "exchange_rope_parameters"))
+    if any("long_factor" in one for one in (nested or [parameters])):
+        out.append(Mutant("long and short factors exchanged", "exchange_factors"))
+    if any(one.get("rope_type") != "default" for one in (nested or [parameters])):
+        out.append(Mutant("rope scaling ignored", "default_rope"))
+    if spec.rope.partial:
+        out.append(Mutant("rotary part at the end of the head", "rotate_the_end"))
+    else:
+        out.append(Mutant("interleaved rotation", "interleaved_rotation"))
+    if spec.attention.rope_layers_key:
+        shifted = "lambda module, index: not module.use_rope if index > 1 else module.use_rope"
+        out.append(Mutant("every layer rotates", f'set_attribute("{spec.attention.name}", "use_rope", lambda *_: True)'))
+        out.append(Mutant("layers that rotate shifted", f'set_attribute("{spec.attention.name}", "use_rope", {shifted})'))
+    return out
+
+
+def _windows(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
+    a = spec.attention
+    if a.window_key is None:
+        return []
+    variant = "base" if tiny.get(a.window_key) is not None else "sliding_window"
+    if variant not in ("base", *variants):
+        return []
+    out = [
+        Mutant("window one token short", "shorter_window", variant),
+        Mutant("window ignored", "no_window", variant),
+    ]
+    types = {**tiny, **variants.get(variant, {})}.get("layer_types")
+    if types and len(set(types)) > 1:
+        out.append(Mutant("layer pattern shifted by one", "shift_layer_types", variant))
+    return out
+
+
+def _biases(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
+    a, m = spec.attention, spec.mlp
+    places = (
+        (a.qkv_bias, f"{a.name}.{a.fused_qkv or a.q_proj}", "q bias"),
+        (a.qkv_bias, f"{a.name}.{a.fused_qkv or a.v_proj}", "v bias"),
+        (a.o_bias, f"{a.name}.{a.o_proj}", "attention output bias"),
+        (m.bias, f"{m.name}.{m.down_proj}", "MLP output bias"),
+    )
+    out = []
+    for bias, path, name in places:
+        if a.fused_qkv and name == "v bias":
+            continue
+        variant = "base" if bias.present else bias.key
+        if variant is None or (variant != "base" and variant not in variants):
+            continue
+        out.append(Mutant(f"{name} dropped", f'edit("{path}.bias", torch.zeros_like)', variant))
+    return out
+
+
+def _ends(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
+    out = [Mutant("final norm without its weight", "plain_final_norm")]
+    untied = "base" if not tiny.get("tie_word_embeddings") else "untied"
+    out.append(Mutant("head tied where it is its own", "tie_head", untied))
+    if spec.embedding.scale:
+        out.append(Mutant("embeddings unscaled", "unscaled_embeddings"))
+    cap = spec.head.softcap_key
+    if cap:
+        variant = "base" if tiny.get(cap) is not None else cap
+        if variant in ("base", *variants):
+            out.append(Mutant("logit cap dropped", "no_softcap", variant))
+    return out
