@@ -13,6 +13,8 @@ from onboard.plan.changes import FileChange, sha256
 from onboard.plan.lock import Drift, drift, file_hashes, locate, read_lock, render_lock
 from onboard.plan.targets import MODELS, REGISTRY
 
+from .trees import outcome
+
 HASH = sha256(b"x\n")
 
 
@@ -47,12 +49,19 @@ def test_the_order_of_the_input_does_not_matter():
 
 
 @pytest.mark.parametrize(
-    "path", ["/home/me/models/tiny", "/home/me/models/tiny/", "C:\\Users\\me\\tiny", "~/me/tiny", Path("/me/tiny")]
+    "path",
+    [
+        "/home/me/models/tiny",
+        "/home/me/models/tiny/",
+        "C:\\Users\\me\\tiny",
+        "~/me/tiny",
+        Path("/me/tiny"),
+    ],
 )
 def test_no_path_of_the_machine(path):
     source = {"given": str(path), "kind": "directory", "id": None, "revision": None, "path": str(path)}
     text = render_lock(**arguments(source=source, answers={"out": path, "more": [{"x": path}]}))
-    assert "me" not in text.replace("name", "").replace("nemo", "")
+    assert not any(part in text for part in ("home", "Users", "/me", "me/", "me\\\\"))
     lock = json.loads(text)
     assert lock["source"]["path"] == lock["source"]["given"] == lock["answers"]["out"] == "tiny"
 
@@ -73,8 +82,9 @@ def test_edits_and_the_lock_are_not_ours_to_watch():
 BROKEN = [
     ("schema_version", None), ("schema_version", True), ("schema_version", "1"), ("schema_version", 0),
     ("source", None), ("source", []), ("source", {"given": 3}), ("config_sha256", "x"), ("config_sha256", None),
-    ("versions", {"torch": 2}), ("answers", "x"), ("kind", "encoder"), ("kind", None), ("kind", []), ("architecture", 1),
-    ("model_type", None), ("name", {}), ("files", []), ("files", {"a": 1}), ("files", {"a": "A" * 64}),
+    ("versions", {"torch": 2}), ("answers", "x"), ("kind", "encoder"), ("kind", None), ("kind", []),
+    ("architecture", 1), ("model_type", None), ("name", {}),
+    ("files", []), ("files", {"a": 1}), ("files", {"a": "A" * 64}),
     ("files", {"../a": HASH}), ("files", {"/etc/passwd": HASH}), ("files", {"a\0": HASH}),
 ]  # fmt: skip
 
@@ -108,10 +118,8 @@ JSON = st.recursive(
 def test_any_json_in_any_field(key, value, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "any.lock"
     path.write_text(json.dumps(json.loads(render_lock(**arguments())) | {key: value}))
-    try:
-        read_lock(path)
-    except UsageError as error:
-        assert error.code in ("lock.invalid", "lock.newer")
+    _, error = outcome(read_lock, path)
+    assert error is None or error.code in ("lock.invalid", "lock.newer")
 
 
 def test_a_newer_lock_asks_for_an_upgrade(tmp_path):

@@ -95,7 +95,8 @@ def test_the_real_file(real, architecture, after):
     assert (keys[place - 1] if place else None) == after
     assert rows(result)[place][1] == (MODULE.format("new"), architecture)
     assert [row for row in rows(result) if row[0] != architecture] == rows(real)
-    new = f'        (\n            "{architecture}",\n            ("{MODULE.format("new")}", "{architecture}"),\n        ),\n'
+    value = f'("{MODULE.format("new")}", "{architecture}")'
+    new = f'        (\n            "{architecture}",\n            {value},\n        ),\n'
     assert real.replace(new, "") == real
     assert result.replace(new, "", 1) == real
     assert insert(result, architecture, MODULE.format("new")) == result
@@ -128,7 +129,8 @@ def test_a_long_row_is_broken_as_ruff_breaks_it(real, tmp_path):
 
 def test_every_row_of_the_real_file_could_be_put_back(real):
     """Registering what is registered changes nothing, for every style of row there is."""
-    for key, value in rows(real):
+    found = rows(real)
+    for key, value in [*found[::8], *(row for row in found if len(row[1]) > 2)]:
         assert insert_row(real, key, value[0], value[1], force=False) == real
 
 
@@ -152,10 +154,8 @@ def test_comments_stay_with_their_rows():
     assert "        ),\n        # about the dog\n        (\n            # inside" in cat
     assert '{"hf_parallelizer"}),\n        ),\n        (\n            "EelForCausalLM",' in eel
     zoo = insert(SMALL.replace('"AntForCausalLM",  # out', '"YakForCausalLM",  # out'), "ZooForCausalLM")
-    assert (
-        '        ),\n        (\n            "ZooForCausalLM",\n            ("m.x", "ZooForCausalLM"),\n        ),\n        # the end'
-        in zoo
-    )
+    assert '        ),\n        (\n            "ZooForCausalLM",' in zoo
+    assert '("m.x", "ZooForCausalLM"),\n        ),\n        # the end\n    ]' in zoo
 
 
 @pytest.mark.parametrize(

@@ -198,6 +198,13 @@ def _keep(place: Path, copy: Path) -> None:
         shutil.copy2(place, copy)
 
 
+def _is_link(copy: Path, place: Path) -> bool:
+    try:
+        return copy.samefile(place)
+    except OSError:
+        return False
+
+
 def _move(root: Path, work: Path, entries: list[_Entry]) -> None:
     folders = set()
     for number, entry in enumerate(entries):
@@ -241,8 +248,8 @@ def _roll_back(root: Path, work: Path, entries: list[_Entry], folders: list[str]
                 (root / entry.path).unlink()
             else:
                 before.replace(root / entry.path)
-        elif now != entry.old:
-            # Edited, or removed, since the run was killed. A hand's work stays; what it started from is put beside it.
+        elif now != entry.old and not _is_link(before, root / entry.path):
+            # Edited, or removed, since we replaced it. A hand's work stays; what we had replaced is put beside it.
             unclear.append(number)
     for folder in reversed(folders):
         with contextlib.suppress(OSError, UsageError):

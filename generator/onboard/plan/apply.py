@@ -35,7 +35,7 @@ def apply(plan: Plan, *, force: bool) -> Written:
         force: replace what is there. Work of human hands is kept in a backup beside it, never lost.
 
     Returns:
-        The relative paths that were written; files that were the same already are not among them.
+        The relative paths that were written; in a checkout, files that were the same already are not among them.
 
     Raises:
         UsageError: something is in the way, has changed since the plan was made, or the disk refuses. Nothing was

@@ -27,7 +27,7 @@ _TASK_SUFFIX = re.compile(r"(?P<family>.+)(?:For[A-Z][A-Za-z0-9]*|Model)")
 
 # Folders that the framework and test runners already give a meaning to, and device names that no Windows checkout can
 # hold.
-_TAKEN = frozenset({"common", "conftest", "src", "tests", "torch", "transformers", "nemo_automodel", "onboard"})
+_TAKEN = frozenset({"common", "conftest", "src", "test", "tests", "torch", "transformers", "nemo_automodel", "onboard"})
 _DEVICES = frozenset({"con", "prn", "aux", "nul", *(f"{port}{n}" for port in ("com", "lpt") for n in range(1, 10))})
 
 

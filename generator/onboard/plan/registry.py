@@ -184,7 +184,7 @@ def _inserted(tree: cst.Module, rows: cst.List, at: int, architecture: str, modu
 
     if at == 0:
         # A comment above the first row stays with that row.
-        before, after = _split(opening, separator)
+        before, after = _split(opening, separator) if own_line else (opening, separator)
         rows = rows.with_changes(lbracket=rows.lbracket.with_changes(whitespace_after=before))
         elements.insert(0, new.with_changes(comma=cst.Comma(whitespace_after=after)))
     elif at < len(elements):

@@ -126,3 +126,22 @@ def variants(spec: ArchSpec, measured: Mapping[str, Any]) -> dict[str, dict[str,
     if spec.head.softcap_key and tiny.get(spec.head.softcap_key) is None:
         out[spec.head.softcap_key] = {spec.head.softcap_key: 2.0}
     return out
+
+
+def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Origin of each submodule: its path in the generated model, ``native``, and the number that confirmed it."""
+    layer, reference = "model.layers.*", measured["origin"]
+
+    def native(path: str, section: str, what: str) -> dict[str, str]:
+        difference = measured[section]["difference"]
+        return {"path": path, "origin": "native", "why": f"{what}; {reference}, max difference {difference:.1e}"}
+
+    return [
+        native("model.embed_tokens", "embedding", "embedding" + (" with a constant factor" if spec.embedding.scale else "")),
+        native("model.rotary_emb", "rope", f"{' and '.join(spec.rope.types)} rotation"),
+        native(f"{layer}.{spec.attention.name}", "attention", attention_summary(spec)[:-1]),
+        native(f"{layer}.{spec.mlp.name}", "mlp", f"gated MLP with {spec.mlp.activation}"),
+        *(native(f"{layer}.{name}", "norm", "RMS norm") for name in spec.block.norms),
+        native("model.norm", "norm", "RMS norm"),
+        native("lm_head", "head", "linear head"),
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -33,7 +34,22 @@ def environment(overrides: Path | None = None) -> Environment:
         autoescape=False,  # noqa: S701 - Python source; strings of strangers go through `literal`
     )
     env.filters["literal"] = literal
+    env.filters["yaml"] = json.dumps
+    env.filters["text"] = text
+    env.filters["cell"] = cell
     return env
+
+
+def text(value: Any) -> str:
+    """A string for prose in Markdown and MDX: one line, and nothing in it is markup or code."""
+    line = " ".join(str(value).split())
+    return "".join(f"&#{ord(char)};" if char in "<>{}[]`|\\" or not char.isprintable() else char for char in line)
+
+
+def cell(value: Any) -> str:
+    """A string for a table cell, also between backticks: one line, no pipe, no backtick."""
+    line = " ".join(str(value).split())
+    return "".join(char if char.isprintable() and char not in "|`" else "\N{FULLWIDTH VERTICAL LINE}" if char == "|" else "'" for char in line)
 
 
 def literal(value: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ruff.__main__ import find_ruff_bin
@@ -16,11 +16,12 @@ RULES = "E,F,I,W,UP,B,D,RUF100"
 IGNORED = "D100,D104,D105,D107,E501,UP046,UP047"
 
 
-def format_sources(sources: Mapping[str, str]) -> dict[str, str]:
+def format_sources(sources: Mapping[str, str], first_party: Sequence[str]) -> dict[str, str]:
     """Sort imports and format all Python files at once; other files come back as they are.
 
     Args:
         sources: path to text.
+        first_party: packages whose imports form the last group.
 
     Returns:
         Path to formatted text.
@@ -35,7 +36,8 @@ def format_sources(sources: Mapping[str, str]) -> dict[str, str]:
             target = root / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(sources[path], encoding="utf-8")
-        _ruff(["check", "--fix-only", "--select", "F401,I", "--exit-zero", *_isolated(), "."], root)
+        own = f"lint.isort.known-first-party={list(first_party)!r}"
+        _ruff(["check", "--fix-only", "--select", "F401,I", "--exit-zero", "--config", own, *_isolated(), "."], root)
         _ruff(["format", *_isolated(), "."], root)
         return {path: (root / path).read_text(encoding="utf-8") if path in python else text for path, text in sources.items()}
 

@@ -1,0 +1,1 @@
+"""The ways through the layers, one module a command: inspecting, making, verifying."""

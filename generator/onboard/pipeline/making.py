@@ -1,0 +1,221 @@
+"""``onboard new``: facts, spec, plan, render, apply, verify."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from onboard.errors import UsageError
+from onboard.pipeline.reading import Read, class_names, read, require_dense, versions
+from onboard.plan.apply import apply
+from onboard.plan.changes import FileChange, Plan
+from onboard.plan.lock import file_hashes, render_lock
+from onboard.plan.targets import Layout, find_checkout, layout, license_header
+from onboard.reference.ask import ask_reference
+from onboard.render.package import Rendered, Work, render
+from onboard.spec.arch import ArchSpec
+from onboard.spec.derive import derive
+from onboard.verify.progress import Progress
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """The options of ``onboard new``; see its ``--help``."""
+
+    source: str
+    revision: str | None = None
+    target: str | None = None
+    out: Path | None = None
+    into: Path | None = None
+    name: str | None = None
+    style: str = "auto"
+    verify: bool = True
+    dry_run: bool = False
+    diff: bool = False
+    force: bool = False
+    trust_remote_code: bool = False
+    license_header: Path | None = None
+
+
+@dataclass(frozen=True)
+class NewResult:
+    """What was made, and whether it holds."""
+
+    payload: Mapping[str, Any]
+    exit_status: int
+    diff: str | None = None
+    summary_rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_json(self) -> Mapping[str, Any]:
+        """DESIGN's JSON of ``onboard new``."""
+        return self.payload
+
+
+def make(request: NewRequest, progress: Progress) -> NewResult:
+    """Write a model's onboarding change and prove it.
+
+    Raises:
+        OnboardError: nothing was written, with the reason.
+    """
+    progress.start(f"reading {request.source}")
+    source = read(request.source, revision=request.revision)
+    require_dense(source)
+    name, prefix = class_names(source, request.name)
+    if request.style == "reuse":
+        raise UsageError(
+            "--style reuse is not there yet",
+            "this version writes native modules only, each confirmed by numbers",
+            "leave --style out",
+        )
+    root, places = _place(request, source, name)
+    progress.done(f"{source.kind.kind}, {source.kind.architecture}")
+
+    progress.start(f"measuring transformers' {source.architecture} at tiny size")
+    measured = ask_reference(source.decoder, source.architecture, source.kind.model_type)
+    spec = derive(source.decoder, source.architecture, source.model_type, measured)
+    progress.done("every part explained")
+
+    progress.start("rendering")
+    work = Work(
+        spec=spec,
+        kind=source.kind,
+        facts=source.facts,
+        decoder=source.decoder,
+        measured=measured,
+        layout=places,
+        prefix=prefix,
+        header=_header(request, root, places),
+        builtin=_is_builtin(source.architecture),
+        versions=versions(),
+    )
+    rendered = render(work)
+    plan = _plan(request, source, work, rendered, root)
+    progress.done(f"{len(plan.changes)} files")
+    rows = plan.summary()
+    diff = plan.diff() if request.diff else None
+    backup: Path | None = None
+    if not request.dry_run:
+        written = apply(plan, force=request.force)
+        backup = written.backup
+
+    payload = _payload(source, spec, work, rendered, plan, backup)
+    status = 0
+    if request.verify and not request.dry_run:
+        from onboard.verify.run import run_tests
+
+        result = run_tests(root, places, progress)
+        payload |= result.as_json()
+        status = result.exit_status
+    return NewResult(payload, status, diff, rows)
+
+
+def _place(request: NewRequest, source: Read, name: str) -> tuple[Path, Layout]:
+    """The plan's root and the layout below it."""
+    checkout = request.into or (None if request.out else find_checkout(Path.cwd()))
+    target = request.target or ("intree" if checkout and request.out is None else "plugin")
+    if target == "intree":
+        if checkout is None or find_checkout(checkout) is None:
+            raise UsageError(
+                "no checkout of NeMo AutoModel found",
+                f"{checkout or Path.cwd()} has no nemo_automodel/_transformers/registry.py, nor has a folder above it",
+                "give it with --into CHECKOUT, or write a project of its own with --target plugin",
+                code="target.no_checkout",
+            )
+        org = source.facts.source.id.split("/")[0] if source.facts.source.id and "/" in source.facts.source.id else None
+        return checkout.resolve(), layout("intree", name, "dense", org)
+    places = layout("plugin", name, "dense")
+    return (request.out or Path.cwd() / places.project).absolute(), places
+
+
+def _header(request: NewRequest, root: Path, places: Layout) -> str:
+    if request.license_header is None:
+        return license_header(root) if places.target == "intree" else ""
+    lines = request.license_header.read_text(encoding="utf-8").splitlines()
+    return "".join(f"{line if line.startswith('#') else f'# {line}'.rstrip()}\n" for line in lines)
+
+
+def _plan(request: NewRequest, source: Read, work: Work, rendered: Rendered, root: Path) -> Plan:
+    places = work.layout
+    changes = [FileChange(file.path, file.text, file.reason) for file in rendered.files]
+    if places.registry is not None:
+        from onboard.plan.registry import registry_change
+
+        module = f"{places.import_package}.model"
+        changes.append(
+            registry_change(root, source.architecture, module, f"{work.prefix}ForCausalLM", force=request.force)
+        )
+    lock = render_lock(
+        source=source.facts.source.as_json(),
+        config_sha256=source.facts.config_sha256,
+        versions=work.versions,
+        answers={
+            "target": places.target,
+            "name": places.name,
+            "style": request.style,
+            "revision": request.revision,
+            "license_header": work.header,
+        },
+        kind="dense",
+        architecture=source.architecture,
+        model_type=source.model_type,
+        name=places.name,
+        files=file_hashes(changes),
+    )
+    changes.append(FileChange(places.lock, lock, "remembers what was written, for `onboard check`"))
+    return Plan(root, places.target, tuple(changes))
+
+
+def _is_builtin(architecture: str) -> bool:
+    """Whether the installed framework has a class of this architecture, read from its registry without importing it."""
+    package = find_spec("nemo_automodel")
+    for folder in (package.submodule_search_locations if package else None) or []:
+        registry = Path(folder) / "_transformers" / "registry.py"
+        if registry.is_file():
+            text = registry.read_text(encoding="utf-8")
+            mapping = text.split("MODEL_ARCH_MAPPING", 1)[-1].split("\n)\n", 1)[0]
+            return re.search(rf'^\s*"{architecture}",$', mapping, re.MULTILINE) is not None
+    return False
+
+
+def _payload(
+    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None
+) -> dict[str, Any]:
+    places = work.layout
+    counts = {name: sum(module["origin"] == name for module in rendered.origins) for name in ("native", "reused", "novel")}
+    warnings = list(source.facts.warnings)
+    if work.builtin and places.target == "plugin":
+        warnings.append(
+            f"NeMo AutoModel has {source.architecture} built in, and a built-in class wins over an entry point: "
+            "register this one with exist_ok=True (see the project's README)."
+        )
+    if backup is not None:
+        warnings.append(f"hand-made files of the old project were kept in {backup}")
+    return {
+        "schema_version": 1,
+        "source": source.facts.source.as_json(),
+        "kind": source.kind.kind,
+        "architecture": source.architecture,
+        "model_type": source.model_type,
+        "name": places.name,
+        "target": places.target,
+        "out": str(plan.root),
+        "import": {
+            "sys_path": str((plan.root / places.sys_path).resolve()),
+            "package": places.import_package,
+            "model_module": f"{places.import_package}.model",
+            "model_class": f"{work.prefix}ForCausalLM",
+            "adapter_class": f"{work.prefix}StateDictAdapter",
+        },
+        "files": [change.path for change in plan.changes],
+        "origins": {**counts, "modules": list(rendered.origins)},
+        "tests": None,
+        "parity": None,
+        "mutants": {"planted": len(rendered.mutants), "caught": None},
+        "capabilities": dict.fromkeys(("tp", "cp", "pp", "ep"), False),
+        "warnings": warnings,
+        "review": [f"{item.what} {item.do}" for item in spec.review],
+    }

@@ -1,0 +1,219 @@
+"""Renders every file of a generated package: templates, then ruff."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onboard import __version__
+from onboard.facts import Facts
+from onboard.plan.targets import Layout
+from onboard.render.context import model_context, origins, variants
+from onboard.render.environment import environment
+from onboard.render.mutants import Mutant, mutants
+from onboard.render.style import format_sources
+from onboard.spec.arch import ArchSpec
+from onboard.spec.kind import Kind
+
+# Tokens of the test sequences and of the packed documents.
+SEQUENCE = 24
+TESTS = (
+    "test_config",
+    "test_forward",
+    "test_state_dict_adapter",
+    "test_layer_parity",
+    "test_parity",
+    "test_training",
+    "test_registration",
+    "test_packing",
+    "test_mutants",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedFile:
+    """A file of the package: path relative to the plan's root, text, and why it is there."""
+
+    path: str
+    text: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """All files, and what the report needs to know about them."""
+
+    files: tuple[RenderedFile, ...]
+    mutants: tuple[Mutant, ...]
+    origins: tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be rendered.
+
+    Args:
+        spec: the architecture.
+        kind: its classification.
+        facts: what was read.
+        decoder: the decoder's part of config.json.
+        measured: what the probe found.
+        layout: where files go.
+        prefix: prefix of every class name.
+        header: licence header, or empty.
+        builtin: whether the framework has a class of this architecture.
+        versions: of onboard, transformers, nemo_automodel and torch.
+    """
+
+    spec: ArchSpec
+    kind: Kind
+    facts: Facts
+    decoder: Mapping[str, Any]
+    measured: Mapping[str, Any]
+    layout: Layout
+    prefix: str
+    header: str
+    builtin: bool
+    versions: Mapping[str, str | None]
+
+
+def render(work: Work) -> Rendered:
+    """Render all files but the lock."""
+    context = _context(work)
+    env = environment()
+    layout = work.layout
+    files: list[RenderedFile] = []
+
+    def add(path: str, template: str, reason: str) -> None:
+        files.append(RenderedFile(path, env.get_template(template).render(context), reason))
+
+    package, tests = layout.package_dir, layout.tests_dir
+    add(f"{package}/__init__.py", "package/__init__.py.j2", "makes the folder a package")
+    add(f"{package}/model.py", "package/model.py.j2", "the model")
+    add(f"{package}/state_dict_adapter.py", "package/state_dict_adapter.py.j2", "checkpoint names and layouts, both ways")
+    if context["layer_reasons"]:
+        reason = f"the framework lacks {' and '.join(context['layer_reasons'])}"
+        add(f"{package}/layers.py", "package/layers.py.j2", reason)
+    if context["own_rope"]:
+        reason = f"the framework's rotary embedding does not cover it: {context['rope_reason']}"
+        add(f"{package}/rope_utils.py", "package/rope_utils.py.j2", reason)
+    add(f"{tests}/conftest.py", "tests/conftest.py.j2", "the tiny model that all tests share")
+    for name in TESTS:
+        add(f"{tests}/{name}.py", f"tests/{name}.py.j2", _contract(files, env, name))
+    files.append(
+        RenderedFile(f"{tests}/config.json", _published(work.decoder), "the published config.json, read by test_config")
+    )
+    if layout.target == "intree":
+        add(f"{tests}/__init__.py", "package/__init__.py.j2", "makes the tests a package, as upstream's are")
+    add(context["example_path"], "examples/finetune.yaml.j2", "a recipe to start from")
+    add(layout.docs_page, "docs/page.mdx.j2", "coverage page; the registry's contract asks for one")
+    add(layout.review, "review/REVIEW.md.j2", "where the reviewer starts")
+    if layout.pyproject and layout.readme:
+        add(layout.pyproject, "project/pyproject.toml.j2", "makes the package installable, with its entry point")
+        add(layout.readme, "project/README.md.j2", "how to install and use it")
+    first_party = ("nemo_automodel", layout.import_package.split(".")[0])
+    formatted = format_sources({file.path: file.text for file in files}, first_party)
+    return Rendered(
+        tuple(RenderedFile(file.path, formatted[file.path], file.reason) for file in files),
+        tuple(context["mutants"]),
+        tuple(context["origins"]),
+    )
+
+
+def _context(work: Work) -> dict[str, Any]:
+    spec, measured, layout = work.spec, work.measured, work.layout
+    header = work.header and work.header.rstrip("\n") + "\n\n"
+    own = variants(spec, measured)
+    rope = measured["tiny"]["rope_parameters"]
+    lengths, why = _packed_lengths(spec, rope)
+    known = set(work.decoder)
+    return model_context(spec, prefix=work.prefix, package=layout.import_package, header=header) | {
+        "has_conditional_rows": any(row.only_if for row in spec.checkpoint.rows),
+        "tiny": measured["tiny"],
+        "variants": {"base": {}, **own},
+        "mutants": mutants(spec, measured["tiny"], own),
+        "origins": origins(spec, measured),
+        "sequence": SEQUENCE,
+        "sequence_reason": "longer than the tiny window and the tiny original length of a RoPE scaling",
+        "packed_lengths": lengths,
+        "packed_reason": why,
+        "uniform_length": 12,
+        "normalised_keys": sorted(known & {"architectures", "torch_dtype", "transformers_version", "rope_scaling", "_name_or_path"}),
+        "uniform_kind": len(set(spec.layer_kinds)) == 1,
+        "other_value": other_value,
+        "reference_layers_attribute": measured["roles"]["layers"],
+        "target": layout.target,
+        "project": layout.project,
+        "tests_dir": layout.tests_dir,
+        "example_path": f"{layout.example_dir}/{layout.name}.yaml",
+        "model_id": work.facts.source.id or layout.name,
+        "builtin": work.builtin,
+        "kind": work.kind,
+        "source_label": source_label(work.facts),
+        "config_sha256": work.facts.config_sha256,
+        "no_tensors_because": work.facts.no_tensors_because,
+        "quantised": "quantization_config" in work.facts.config,
+        "rows": spec_rows(spec),
+        "onboard_version": __version__,
+        "transformers_version": measured["transformers"],
+        "automodel_version": work.versions.get("nemo_automodel"),
+        "automodel_floor": work.versions.get("nemo_automodel") or "0.7.0",
+    }
+
+
+def _contract(files: list[RenderedFile], env: Any, name: str) -> str:
+    """The first words of a test's contract, which its docstring opens with."""
+    source, _, _ = env.loader.get_source(env, f"tests/{name}.py.j2")
+    first = source.split('"""Contract: ', 1)[1].split("\n", 1)[0]
+    return "proves that " + first.rstrip('".').split(";")[0]
+
+
+def _published(decoder: Mapping[str, Any]) -> str:
+    return json.dumps(decoder, indent=2, sort_keys=True) + "\n"
+
+
+def _packed_lengths(spec: ArchSpec, rope: Mapping[str, Any]) -> tuple[list[int], str]:
+    """Lengths of the packed documents.
+
+    Where the frequencies depend on the longest position of the batch, the documents must agree with it.
+    """
+    if {"dynamic", "longrope"} & set(spec.rope.types):
+        return [9, 13, 11], ", all below the original length: the frequencies follow the longest position of a batch"
+    return [9, 24, 2, 13], ", one of them longer than a window"
+
+
+def other_value(value: Any) -> Any:
+    """A value that differs from one that a class refuses to see changed."""
+    if isinstance(value, bool):
+        return not value
+    if value is None:
+        return True
+    return value + 1 if isinstance(value, (int, float)) else f"{value}_other"
+
+
+def spec_rows(spec: ArchSpec) -> list[tuple[str, str, str]]:
+    """The spec as ``(dotted path, value, provenance)``, without the key map, which has a table of its own."""
+    rows = []
+    for path, value in spec.leaves():
+        if path.startswith("checkpoint."):
+            continue
+        shown = json.dumps(value, default=str) if isinstance(value, (dict, list)) else _short(value)
+        rows.append((path, shown, str(spec.provenance[path])))
+    return rows
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 4 and len(set(map(str, value))) == 1:
+        return f"{len(value)} x {value[0]}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def source_label(facts: Facts) -> str:
+    """How reports name the source: the Hub id with its commit, or the base name of a local path."""
+    if facts.source.id:
+        return f"{facts.source.id} at {facts.source.revision}"
+    return (facts.source.given or "").rstrip("/").rsplit("/", 1)[-1]
