@@ -58,6 +58,7 @@ def read_in_new_process(
     environment: dict[str, str] | None = None,
     settings: dict[str, float] | None = None,
     cwd: Path | None = None,
+    terminal: bool = False,
 ) -> Readings:
     """Call ``read_facts`` in a new process, once for each of ``calls``.
 
@@ -68,6 +69,7 @@ def read_in_new_process(
         environment: more variables.
         settings: constants of ``onboard.facts.hub_http``, beside a shorter wait before the second try.
         cwd: the working directory.
+        terminal: whether the process's stderr is a terminal, on which progress bars appear.
     """
     import onboard
 
@@ -87,19 +89,30 @@ def read_in_new_process(
         "calls": [{"given": call} if isinstance(call, str) else call for call in calls],
         "settings": {"FIRST_WAIT": 0.01, **(settings or {})} if hub is not None else {},
     }
+    ours, theirs = os.openpty() if terminal else (None, subprocess.PIPE)
     done = subprocess.run(
         [sys.executable, __file__, json.dumps(work), str(result)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
         text=True,
         env=variables,
         cwd=cwd or home,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    stderr = done.stderr
+    if ours is not None:
+        os.set_blocking(ours, False)
+        try:
+            stderr = os.read(ours, 100_000).decode()
+        except BlockingIOError:
+            stderr = ""
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 0, stderr
     answer = json.loads(result.read_text())
     readings = [Reading(**reading) for reading in answer["readings"]]
-    return Readings(readings, done.stdout, done.stderr, answer["modules"])
+    return Readings(readings, done.stdout, stderr, answer["modules"])
 
 
 def _main() -> None:

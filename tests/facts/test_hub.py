@@ -62,6 +62,13 @@ def test_nothing_is_printed(ordinary):
     assert (done.stdout, done.stderr) == ("", "")
 
 
+def test_no_progress_bars_on_a_terminal(tmp_path, hub):
+    hub.add_repo("org/sharded", SHARDED)
+    done = read_in_new_process("org/sharded", home=tmp_path, hub=hub.url, terminal=True)
+    assert done.readings[0].facts["tensors"]
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_the_same_facts_as_from_a_directory(ordinary, tmp_path):
     from dataclasses import asdict
 

@@ -63,7 +63,7 @@ def without_token(tmp_path_factory):
         hub.add_repo("org/disabled", {"config.json": CONFIG})
         hub.fail("/org/disabled", 403, headers={"X-Error-Message": "Access to this resource is disabled."})
         hub.add_repo("org/teapot", {"config.json": CONFIG})
-        hub.fail("/org/teapot", 418, headers={"X-Error-Message": "a\x1b[31m teapot"})
+        hub.fail("/org/teapot", 418, headers={"X-Error-Message": "a\x1b[31m teapot", "X-HF-Warning": "t; a warning"})
         hub.add_repo("org/portal", {"config.json": CONFIG})
         hub.fail("/org/portal", 200, headers={"Content-Type": "text/html"}, body="<html>Please log in</html>")
         hub.add_repo("org/list", {"config.json": CONFIG})

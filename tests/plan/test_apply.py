@@ -16,12 +16,15 @@ from onboard.plan.changes import FileChange, Plan, sha256
 from .trees import LOCK, REGISTRY, checkout, files, leftovers, model, planned, project, tree
 
 
+def set_swap(monkeypatch, atomic):
+    if not atomic:
+        monkeypatch.setattr(_project, "exchange", lambda one, other: False)
+
+
 @pytest.fixture(params=["exchange", "two renames"])
 def swap(request, monkeypatch):
     """Both ways to swap two folders."""
-    if request.param == "two renames":
-        monkeypatch.setattr(_project, "exchange", lambda one, other: False)
-    return request.param
+    set_swap(monkeypatch, request.param == "exchange")
 
 
 # A new project.
@@ -288,7 +291,8 @@ def steps_of(kind, base, monkeypatch):
     return names
 
 
-KINDS = ["new", "replace", "checkout"]
+# Kind, and whether folders are swapped atomically: that matters only where there are two.
+CASES = [("new", True), ("replace", True), ("replace", False), ("checkout", True)]
 
 
 def is_done(kind, base):
@@ -297,11 +301,10 @@ def is_done(kind, base):
     return at.is_file() and at.read_text().startswith("a" if kind == "new" else "b")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "failure", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), ZeroDivisionError()]
-)
-def test_a_failure_at_any_step_leaves_nothing_half_done(kind, failure, tmp_path, monkeypatch, swap):
+@pytest.mark.parametrize(("kind", "atomic"), CASES)
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "No space left on device"), ZeroDivisionError()])
+def test_a_failure_at_any_step_leaves_nothing_half_done(kind, atomic, failure, tmp_path, monkeypatch):
+    set_swap(monkeypatch, atomic)
     names = steps_of(kind, tmp_path / "count", monkeypatch)
     assert len(names) > 5
     for number, name in enumerate(names):
@@ -329,10 +332,11 @@ def test_a_failure_at_any_step_leaves_nothing_half_done(kind, failure, tmp_path,
             assert "nothing was changed" in caught.value.what
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "atomic"), CASES)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_at_any_step(kind, number, tmp_path, monkeypatch, swap):
+def test_a_signal_at_any_step(kind, atomic, number, tmp_path, monkeypatch):
     """It stops the run cleanly, or, once the change has happened, comes after it; and it is never swallowed."""
+    set_swap(monkeypatch, atomic)
     arrived = []
     before_handler = signal.signal(number, lambda *_: arrived.append(1))
     try:
