@@ -184,9 +184,13 @@ def test_a_commit_that_is_cached_needs_no_hub(tmp_path, hub):
 
 def test_a_silent_hub_leaves_the_cache_and_a_warning(tmp_path, hub):
     commit = hub.add_repo("org/name", {"config.json": CONFIG})
-    read_in_new_process("org/name", home=tmp_path, hub=hub.url)
-    hub.fail("/api/models/", 503)
-    (reading,) = read_in_new_process("org/name", home=tmp_path, hub=hub.url)
+    hub.add_repo("org/gone", {"config.json": CONFIG})
+    read_in_new_process("org/name", "org/gone", home=tmp_path, hub=hub.url)
+    hub.fail("/api/models/org/name", 503)
+    del hub.repos["org/gone"]
+    reading, gone = read_in_new_process("org/name", "org/gone", home=tmp_path, hub=hub.url)
+    # This one the Hub did answer, and its answer counts.
+    assert gone.code == "hub.repo_not_found"
     assert reading.facts["source"]["revision"] == commit
     assert "status 503" in reading.facts["warnings"][0]
     assert "out of date" in reading.facts["warnings"][0]

@@ -23,6 +23,7 @@ from huggingface_hub import HfApi, constants, get_hf_file_metadata, get_token, h
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, SafetensorsParsingError
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
+from onboard import __version__
 from onboard.errors import HubError
 from onboard.facts import checkpoint, config_json, hub_http
 from onboard.facts._facts import Facts, Origin, Source, TensorHeader
@@ -58,7 +59,8 @@ def read_hub(given: str, repo: str, *, revision: str | None, headers: bool) -> F
     """
     asked = Asked(repo, revision, _token(repo))
     with _quiet(asked), hub_http.one_try_each():
-        repository = _Repository(given, asked, HfApi(library_name="onboard"), hub_http.Patience(hub_http.MOST_WAITING))
+        api = HfApi(library_name="onboard", library_version=__version__)
+        repository = _Repository(given, asked, api, hub_http.Patience(hub_http.MOST_WAITING))
         if constants.HF_HUB_OFFLINE:
             facts = repository.read_cached("HF_HUB_OFFLINE is set", headers)
             if facts is not None:

@@ -32,6 +32,10 @@ from onboard.reference.ropes import explain_tables
 from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
 
 
+# Keys that transformers writes in another form than old files have them.
+_RESPELT = frozenset(("architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"))
+
+
 def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dict[str, Any]:
     """Measure the reference.
 
@@ -68,7 +72,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "reference_class": cls.__name__,
         "config_class": cls.config_class.__name__,
         "tiny": fields,
-        "real": _real(real),
+        "real": _real(real, raw),
         "roles": {name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")},
         "norm": explain_norms(norms, model.config),
         "mlp": explain_mlp(model.get_submodule(mlp_path), mlp_path, recording, model.config),
@@ -195,7 +199,7 @@ def _tables(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[
     return tables
 
 
-def _real(real: PretrainedConfig) -> dict[str, Any]:
+def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
     """What the spec needs to know of the real model, as transformers reads its config."""
     names = (
         "hidden_size",
@@ -217,6 +221,13 @@ def _real(real: PretrainedConfig) -> dict[str, Any]:
         name: getattr(real, name)
         for name in type(real).__dataclass_fields__
         if isinstance(getattr(real, name, None), (bool, int, float, str, type(None)))
+    }
+    read = real.to_dict()
+    # What the config class makes of a value on purpose: a window that another key switches off is read as None.
+    known["normalised"] = {
+        name: read[name]
+        for name, value in raw.items()
+        if name in read and value is not None and read[name] != value and name not in _RESPELT
     }
     return known
 

@@ -54,7 +54,8 @@ def tiny_fields(real: PretrainedConfig) -> dict[str, Any]:
     layers = _layer_count(real)
     for name, value in fields.items():
         if isinstance(value, list) and len(value) == real_layers:
-            fields[name] = value[:layers]
+            # A model of fewer layers than the tiny one repeats its last kind.
+            fields[name] = (value + value[-1:] * layers)[:layers]
     for name, value in _SIZES.items():
         if name in fields:
             fields[name] = value
@@ -98,7 +99,7 @@ def _layer_count(real: PretrainedConfig) -> int:
         for name in type(real).__dataclass_fields__
         if isinstance(value := getattr(real, name, None), list) and len(value) == total
     ]
-    return min(total, max([3, *(_period(pattern) + 1 for pattern in patterns)]))
+    return max([3, *(_period(pattern) + 1 for pattern in patterns)])
 
 
 def _period(pattern: Sequence[str]) -> int:

@@ -87,7 +87,7 @@ def derive(
         provenance={},
     )
     fixed = _fixed(spec, found)
-    review = (*_unknown(raw, found), *(_fixed_review(item) for item in fixed))
+    review = (*_length_dependent(spec), *_unknown(raw, found), *_normalised(raw, found), *(_fixed_review(item) for item in fixed))
     fields = {name: getattr(spec, name) for name in ArchSpec.__dataclass_fields__}
     spec = ArchSpec(**{**fields, "fixed": fixed, "review": tuple(review)})
     return ArchSpec(
@@ -261,6 +261,29 @@ def _unknown(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewIte
             "The reference ignores it. If the original code reads it, transformers and this package compute something else.",
         )
         for key in unknown_keys(raw, known)
+    ]
+
+
+def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
+    types = [name for name in spec.rope.types if name in ("dynamic", "longrope")]
+    if not types:
+        return []
+    return [
+        ReviewItem(
+            f"{types[0]} rotation follows the longest position of a batch, so a key/value cache goes stale when generation "
+            "crosses the original length.",
+            "Training is not affected. transformers' own cached and uncached tokens differ there too; generation is proven up to that length.",
+        )
+    ]
+
+
+def _normalised(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewItem]:
+    return [
+        ReviewItem(
+            f"config.json says {key}={raw.get(key)!r}, {found['config_class']} reads it as {value!r}.",
+            "The package follows the reference; test_config holds it to exactly this.",
+        )
+        for key, value in found["real"]["normalised"].items()
     ]
 
 
