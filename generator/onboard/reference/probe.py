@@ -28,7 +28,7 @@ from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import Recording, record
 from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
-from onboard.reference.ropes import explain_tables
+from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
 from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
 
 
@@ -77,7 +77,8 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "norm": explain_norms(norms, model.config),
         "mlp": explain_mlp(model.get_submodule(mlp_path), mlp_path, recording, model.config),
         "attention": _attention(model, roles, fits, windowed, windowed_fields),
-        "rope": explain_tables(model.config, _tables(model, roles, recording), head_dim),
+        "rope": explain_tables(model.config, _tables(model, roles, recording), head_dim)
+        | {"served": _served_ropes(cls, fields, roles, input_ids, head_dim)},
         "block": blocks[0]
         | explain_dropout(model.get_submodule(roles.layer(0)), roles, model.config)
         | {"difference": max(block["difference"] for block in blocks)},
@@ -197,6 +198,36 @@ def _tables(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[
     for index, layer_type in enumerate(types):
         tables[layer_type] = recording[f"{roles.layer(index)}.{roles.attention}"].inputs["position_embeddings"]
     return tables
+
+
+def _served_ropes(
+    cls: type[PreTrainedModel], fields: dict[str, Any], roles: Roles, input_ids: torch.Tensor, head_dim: int
+) -> dict[str, Any]:
+    """Other static scalings that the reference takes, each with the ``rope_parameters`` that were tried.
+
+    Where layer types have parameters of their own, those of the full attention are scaled, as published models do.
+    """
+    rope = fields["rope_parameters"]
+    nested = isinstance(rope.get("full_attention"), dict)
+    base = rope["full_attention"] if nested else rope
+    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
+    served = {}
+    for rope_type, extra in STATIC_SCALINGS.items():
+        if rope_type == base["rope_type"]:
+            continue
+        parameters: dict[str, Any] = {"rope_type": rope_type, **kept, **extra}
+        if nested:
+            parameters = {**rope, "full_attention": parameters}
+        try:
+            model = build(cls, {**fields, "rope_parameters": parameters})
+            if model.config.rope_parameters != parameters:
+                continue  # the config class makes another scaling of it
+            recording, _ = record(model, input_ids=input_ids)
+            explain_tables(model.config, _tables(model, roles, recording), head_dim)
+        except Exception:  # noqa: S112 - a scaling that the reference refuses is not served
+            continue
+        served[rope_type] = parameters
+    return served
 
 
 def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:

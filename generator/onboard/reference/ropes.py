@@ -11,6 +11,19 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
 
+# Scalings whose frequencies depend on the config alone, with parameters of a size that shows at tiny length.
+STATIC_SCALINGS: dict[str, dict[str, float]] = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "llama3": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
+    "yarn": {"factor": 4.0, "original_max_position_embeddings": 16},
+}
+
 Table = tuple[torch.Tensor, torch.Tensor]
 
 

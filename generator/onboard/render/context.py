@@ -35,7 +35,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "own_rope": own_rope,
         "has_sliding": has_sliding,
         "by_layer_type": spec.has_layer_types and (has_sliding or spec.rope.per_layer_type),
-        "scaled_rope_types": [name for name in spec.rope.types if name != "default"],
+        "served_rope_types": sorted({*spec.rope.types, *spec.rope.served}),
         "length_dependent_rope": [name for name in spec.rope.types if name in _LENGTH_DEPENDENT],
         "summary": summary(spec),
         "attention_summary": attention_summary(spec),
@@ -123,6 +123,8 @@ def variants(spec: ArchSpec, measured: Mapping[str, Any]) -> dict[str, dict[str,
     windowed = measured["attention"]["windowed_fields"]
     if windowed is not None:
         out["sliding_window"] = {name: value for name, value in windowed.items() if value != tiny.get(name)}
+    for rope_type, parameters in measured["rope"]["served"].items():
+        out[f"{rope_type}_rope"] = {"rope_parameters": parameters}
     if spec.head.softcap_key and tiny.get(spec.head.softcap_key) is None:
         out[spec.head.softcap_key] = {spec.head.softcap_key: 2.0}
     return out

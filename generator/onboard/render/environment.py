@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -34,10 +35,17 @@ def environment(overrides: Path | None = None) -> Environment:
         autoescape=False,  # noqa: S701 - Python source; strings of strangers go through `literal`
     )
     env.filters["literal"] = literal
+    env.filters["tuple_literal"] = tuple_literal
     env.filters["yaml"] = json.dumps
     env.filters["text"] = text
     env.filters["cell"] = cell
     return env
+
+
+def tuple_literal(values: Iterable[Any]) -> str:
+    """Render JSON values as a Python tuple."""
+    items = [literal(value) for value in values]
+    return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
 
 
 def text(value: Any) -> str:

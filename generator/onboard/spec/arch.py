@@ -113,12 +113,14 @@ class Rope:
 
     Args:
         types: the distinct ``rope_type`` values in use (``default``, ``llama3``, ``linear``, ``longrope`` ...).
+        served: other ``rope_type`` values that the reference takes and the generated code computes as it does.
         per_layer_type: True where ``config.rope_parameters`` holds one set of parameters per layer type.
         partial: True where only ``partial_rotary_factor`` of the head is rotated.
         parameters: ``config.rope_parameters`` of the real model, for people.
     """
 
     types: tuple[str, ...]
+    served: tuple[str, ...]
     per_layer_type: bool
     partial: bool
     parameters: Mapping[str, Any] = field(hash=False)

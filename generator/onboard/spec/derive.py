@@ -56,6 +56,7 @@ def derive(
     norm = Norm(found["norm"]["kind"], found["norm"]["offset"], found["norm"]["eps_key"])
     rope = Rope(
         types=tuple(found["rope"]["types"]),
+        served=tuple(found["rope"]["served"]),
         per_layer_type=found["rope"]["per_layer_type"],
         partial=found["rope"]["partial"],
         parameters=real["rope_parameters"],
