@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +13,16 @@ from typing import Any
 from onboard.errors import UsageError
 from onboard.pipeline.reading import Read, class_names, read, require_dense, versions
 from onboard.plan.apply import apply
-from onboard.plan.changes import FileChange, Plan
+from onboard.plan.changes import FileChange, Plan, sha256
 from onboard.plan.lock import file_hashes, render_lock
-from onboard.plan.targets import Layout, find_checkout, layout, license_header
+from onboard.plan.targets import Layout, find_checkout, header_from, layout, license_header
 from onboard.reference.ask import ask_reference
-from onboard.render.package import Rendered, Work, render
+from onboard.render.package import Rendered, Work, render, render_review
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
+from onboard.spec.validate import check_config
 from onboard.verify.progress import Progress
+from onboard.verify.run import TestResult, run_tests
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     progress.start(f"reading {request.source}")
     source = read(request.source, revision=request.revision)
     require_dense(source)
+    check_config(source.decoder)
     name, prefix = class_names(source, request.name)
     if request.style == "reuse":
         raise UsageError(
@@ -89,7 +93,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         layout=places,
         prefix=prefix,
         header=_header(request, root, places),
-        builtin=_is_builtin(source.architecture),
+        builtin=is_builtin(source.architecture),
         versions=versions(),
     )
     rendered = render(work)
@@ -105,9 +109,8 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     payload = _payload(source, spec, work, rendered, plan, backup)
     status = 0
     if request.verify and not request.dry_run:
-        from onboard.verify.run import run_tests
-
         result = run_tests(root, places, progress)
+        _record(plan, work, result)
         payload |= result.as_json()
         status = result.exit_status
     return NewResult(payload, status, diff, rows)
@@ -134,8 +137,7 @@ def _place(request: NewRequest, source: Read, name: str) -> tuple[Path, Layout]:
 def _header(request: NewRequest, root: Path, places: Layout) -> str:
     if request.license_header is None:
         return license_header(root) if places.target == "intree" else ""
-    lines = request.license_header.read_text(encoding="utf-8").splitlines()
-    return "".join(f"{line if line.startswith('#') else f'# {line}'.rstrip()}\n" for line in lines)
+    return header_from(request.license_header)
 
 
 def _plan(request: NewRequest, source: Read, work: Work, rendered: Rendered, root: Path) -> Plan:
@@ -169,7 +171,30 @@ def _plan(request: NewRequest, source: Read, work: Work, rendered: Rendered, roo
     return Plan(root, places.target, tuple(changes))
 
 
-def _is_builtin(architecture: str) -> bool:
+def _record(plan: Plan, work: Work, result: TestResult) -> None:
+    """Write the results into REVIEW.md, and its new hash into the lock; both or neither."""
+    places = work.layout
+    texts = {change.path: change.content for change in plan.changes}
+    review = render_review(work, result)
+    lock = json.loads(texts[places.lock])
+    lock["files"][places.review] = sha256(review.encode())
+    edits = (
+        FileChange(
+            places.review, review, "the results of the tests", True, sha256(texts[places.review].encode())
+        ),
+        FileChange(
+            places.lock,
+            json.dumps(lock, indent=2, sort_keys=True) + "\n",
+            "remembers the new REVIEW.md",
+            True,
+            sha256(texts[places.lock].encode()),
+        ),
+    )
+    # The folder is there already: its files are edited in place, as those of a checkout are.
+    apply(Plan(plan.root, "intree", edits), force=True)
+
+
+def is_builtin(architecture: str) -> bool:
     """Whether the installed framework has a class of this architecture, read from its registry without importing it."""
     package = find_spec("nemo_automodel")
     for folder in (package.submodule_search_locations if package else None) or []:

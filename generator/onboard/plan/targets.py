@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from onboard.errors import UsageError
 from onboard.plan.changes import Target, check_path
-from onboard.plan.names import is_device_name, package_name
+from onboard.plan.names import is_device_name, package_name, shown
 
 Kind = Literal["dense", "moe", "vlm"]
 
@@ -156,6 +159,42 @@ def license_header(checkout: Path) -> str:
         return ""
     newest = max(year for year, _ in headers)
     return min((-count, header) for (year, header), count in headers.items() if year == newest)[1]
+
+
+def header_from(file: Path) -> str:
+    """The header in a file of the user's, every line of it a comment.
+
+    Raises:
+        UsageError: it is no text, too long, or has a line that Python would read as the file's encoding.
+    """
+    why = None
+    try:
+        # Without waiting: a pipe that nobody writes to would block.
+        with open(os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as stream:
+            regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+            text = stream.read(_HEADER_BYTES + 1).decode("utf-8") if regular else ""
+    except OSError as error:
+        why, text = error.strerror or type(error).__name__, ""
+    except UnicodeDecodeError:
+        why, text = "it is not UTF-8 text", ""
+    else:
+        if not regular:
+            why = "it is not a regular file"
+    comments = [line if line.startswith("#") else f"# {line}".rstrip() for line in text.splitlines()]
+    if len(text) > _HEADER_BYTES:
+        why = f"it is longer than {_HEADER_BYTES} bytes"
+    elif any(not char.isprintable() and char != "\t" for line in comments for char in line):
+        why = "it has characters that are not printable"
+    elif any(_NOT_HEADER.match(line) for line in comments):
+        why = "it has a line that starts a script or sets its encoding (#!, coding:)"
+    if why is not None:
+        raise UsageError(
+            f"cannot use {shown(str(file))} as the licence header",
+            why,
+            "give a text file with the header, as comment lines or plain lines",
+            code="header.invalid",
+        )
+    return "".join(f"{line}\n" for line in comments)
 
 
 def _leading_comment(text: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-import sys
 from collections.abc import Mapping
 from typing import Any
 
-from onboard.errors import OnboardError, Unsupported
+from onboard._child import command
+from onboard.errors import OnboardError, Unsupported, UsageError
+from onboard.facts._text import shown
 
 TIMEOUT_SECONDS = 300
 
@@ -27,15 +29,17 @@ def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str 
 
     Raises:
         Unsupported: transformers has no class for it, refuses the config, or a part of it is not explained.
+        UsageError: a key or value that no decoder can have.
         OnboardError: the subprocess broke.
     """
     request = json.dumps({"architecture": architecture, "model_type": model_type, "config": config})
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "onboard.reference.probe"],
+            command("onboard.reference.probe", answers=True),
             input=request,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=TIMEOUT_SECONDS,
             check=False,
             env=_environment(),
@@ -47,15 +51,25 @@ def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str 
             "Run `onboard doctor`; if the environment is fine, report the architecture.",
             code="reference.timeout",
         ) from error
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-        raise OnboardError(
-            "Measuring the reference failed.",
-            last[:300],
-            "Run `onboard doctor`. If torch and transformers are fine, report this with the config.json.",
-            code="reference.crashed",
+    return understand(_answer(done, architecture), architecture)
+
+
+def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
+    """The measurement in an answer of :func:`onboard.reference.probe.answer`.
+
+    Raises:
+        OnboardError: the answer is an error; see :func:`ask_reference`.
+    """
+    if answer.get("error") == "refused":
+        refusal = UsageError if answer["exit_status"] == UsageError.exit_status else Unsupported
+        raise refusal(answer["what"], answer["why"], answer["do"], code=answer["code"])
+    if answer.get("error") == "failed":
+        raise Unsupported(
+            f"transformers' {architecture} could not be measured with this config.json.",
+            shown(answer["what"], 300),
+            "If transformers loads this config, report it with the config.json.",
+            code="reference.failed",
         )
-    answer: dict[str, Any] = json.loads(done.stdout)
     if answer.get("error") == "no_reference":
         raise Unsupported(
             "transformers has no reference for this model.",
@@ -73,6 +87,42 @@ def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str 
         )
     answer["origin"] = f"tiny {answer['reference_class']} of transformers {answer['transformers']}"
     return answer
+
+
+def _answer(done: subprocess.CompletedProcess[str], architecture: str) -> dict[str, Any]:
+    """The probe's answer.
+
+    Raises:
+        Unsupported: it was ended by a signal: a crash inside of torch, or too little memory.
+        OnboardError: it did not start, or did not answer.
+    """
+    if done.returncode < 0:
+        raise Unsupported(
+            f"transformers' {architecture} crashed while it was measured.",
+            f"Its process was ended by {_signal_name(-done.returncode)}.",
+            "Run `onboard doctor`. If torch and transformers are fine, check the numbers of the config.json.",
+            code="reference.crashed",
+        )
+    try:
+        answer = json.loads(done.stdout) if done.returncode == 0 else None
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+    raise OnboardError(
+        "Measuring the reference failed.",
+        shown(last, 300),
+        "Run `onboard doctor`. If torch and transformers are fine, report this with the config.json.",
+        code="reference.crashed",
+    )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _environment() -> dict[str, str]:

@@ -13,6 +13,9 @@ from safetensors import safe_open
 from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from onboard.facts._text import shown
+from onboard.spec.keys import data_keys
+
 
 class NoReference(Exception):
     """transformers has no class for this architecture, or its config class refuses the file."""
@@ -30,10 +33,18 @@ def find_class(architecture: str, model_type: str | None) -> type[PreTrainedMode
     """
     names = [architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")]
     for name in names:
-        found = getattr(transformers, name, None) if isinstance(name, str) else None
+        found = _attribute(name) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is not None:
             return found
     raise NoReference(f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}")
+
+
+def _attribute(name: str) -> Any:
+    """An attribute of transformers, which imports modules on demand; None where that fails."""
+    try:
+        return getattr(transformers, name, None)
+    except Exception:  # a class whose module needs a package that is not installed
+        return None
 
 
 def read_config(cls: type[PreTrainedModel], raw: Mapping[str, Any]) -> PretrainedConfig:
@@ -42,13 +53,13 @@ def read_config(cls: type[PreTrainedModel], raw: Mapping[str, Any]) -> Pretraine
     Raises:
         NoReference: the class refuses the values.
     """
-    fields = {name: value for name, value in raw.items() if name not in ("quantization_config", "auto_map")}
+    fields = data_keys(raw)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config: PretrainedConfig = cls.config_class.from_dict(fields)
     except Exception as error:
-        raise NoReference(f"{cls.config_class.__name__} refuses config.json: {_first_line(error)}") from error
+        raise NoReference(f"{cls.config_class.__name__} refuses config.json: {_one_line(error)}") from error
     return config
 
 
@@ -88,5 +99,5 @@ def disk_tensors(model: PreTrainedModel, folder: Path) -> dict[str, list[int]]:
     return tensors
 
 
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+def _one_line(error: BaseException) -> str:
+    return shown(" ".join(str(error).split()) or type(error).__name__, 300)

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 import tempfile
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +23,12 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard._child import answer_stream
+from onboard.errors import OnboardError
 from onboard.reference.attentions import Fit, explain_attention
 from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
 from onboard.reference.build import NoReference, build, disk_tensors, find_class, read_config
+from onboard.reference.checks import check_keys, check_values
 from onboard.reference.fields import live_fields
 from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
@@ -30,8 +36,10 @@ from onboard.reference.record import Recording, record
 from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
 from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
 from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
+from onboard.spec.keys import data_keys
 
 
+MEMORY_BYTES = 8 * 1024**3
 # Keys that transformers writes in another form than old files have them.
 _RESPELT = frozenset(("architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"))
 
@@ -45,9 +53,12 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     Raises:
         NoReference: transformers cannot build this architecture.
         Unexplained: a part that no hypothesis explains.
+        OnboardError: a key or value that no decoder can have.
     """
     cls = find_class(architecture, model_type)
+    check_keys(cls.config_class, raw)
     real = read_config(cls, raw)
+    check_values(real)
     fields, model = _tiny_model(cls, real)
     input_ids = torch.randint(3, model.config.vocab_size, (1, SEQUENCE), generator=torch.Generator().manual_seed(7))
     recording, logits = record(model, input_ids=input_ids)
@@ -247,7 +258,10 @@ def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
         "tie_word_embeddings",
     )
     known = {name: getattr(real, name, None) for name in names}
-    known["fields"] = sorted(set(type(real).__dataclass_fields__) | set(real.to_dict()))
+    declared = {field.name for field in dataclasses.fields(real)}
+    # The class keeps keys that it does not know as attributes, and takes those that it does know apart.
+    kept = set(vars(real)) - declared
+    known["fields"] = sorted(declared | set(real.attribute_map) | {"partial_rotary_factor"} | (set(data_keys(raw)) - kept))
     known["values"] = {
         name: getattr(real, name)
         for name in type(real).__dataclass_fields__
@@ -275,18 +289,40 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any]) -> dict[str,
     return {"disk": layouts[False], "native": native, "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True]))}
 
 
-def main() -> None:
-    """Read the request, print the answer; stdout carries nothing else."""
-    torch.set_num_threads(1)
-    request = json.load(sys.stdin)
+def answer(request: Mapping[str, Any]) -> str:
+    """The JSON that answers a request: what was measured, or the error."""
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            answer = probe(request["architecture"], request["model_type"], request["config"])
+            return json.dumps(probe(request["architecture"], request["model_type"], request["config"]))
     except NoReference as error:
-        answer = {"error": "no_reference", "what": str(error)}
+        refusal: dict[str, Any] = {"error": "no_reference", "what": str(error)}
     except Unexplained as error:
-        answer = {"error": "unexplained", "part": error.part, "what": error.what, "nearest": list(error.nearest)}
-    json.dump(answer, sys.stdout)
+        refusal = {"error": "unexplained", "part": error.part, "what": error.what, "nearest": list(error.nearest)}
+    except OnboardError as error:
+        refusal = {"error": "refused", "exit_status": error.exit_status, **error.as_json()}
+    except Exception as error:
+        traceback.print_exc()
+        refusal = {"error": "failed", "what": f"{type(error).__name__}: {error}"[:300]}
+    return json.dumps(refusal)
+
+
+def main() -> None:
+    """Read the request, write the answer."""
+    torch.set_num_threads(1)
+    _bound_memory()
+    written = answer(json.load(sys.stdin))
+    with answer_stream() as stream:
+        stream.write(written)
+
+
+def _bound_memory() -> None:
+    """Let a size that no check knows fail as an error instead of filling the machine's memory."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 if __name__ == "__main__":

@@ -13,11 +13,15 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
+from onboard.reference.roles import Unexplained
+
 SEQUENCE = 24
 """Tokens in a test sequence: longer than the tiny window and than the tiny original length of a RoPE scaling."""
 WINDOW = 6
 ORIGINAL_LENGTH = 16
 HEAD_DIM = 16
+MOST_LAYERS = 128
+"""A pattern that needs more layers than this to be shown would make no tiny model."""
 
 _SIZES = {
     "hidden_size": 40,
@@ -80,6 +84,9 @@ def tiny_fields(real: PretrainedConfig) -> dict[str, Any]:
             fields["max_position_embeddings"] = int(length * factor)
             if "original_max_position_embeddings" in fields:
                 fields["original_max_position_embeddings"] = length
+        if any(one.get("rope_type") == "dynamic" for one in _rope_sets(rope)):
+            # Its frequencies begin to change past the maximum itself.
+            fields["max_position_embeddings"] = ORIGINAL_LENGTH
     return fields
 
 
@@ -99,7 +106,10 @@ def _layer_count(real: PretrainedConfig) -> int:
         for name in type(real).__dataclass_fields__
         if isinstance(value := getattr(real, name, None), list) and len(value) == total
     ]
-    return max([3, *(_period(pattern) + 1 for pattern in patterns)])
+    count = max([3, *(_period(pattern) + 1 for pattern in patterns)])
+    if count > MOST_LAYERS:
+        raise Unexplained("layer pattern", f"it repeats only after {count - 1} layers, at most {MOST_LAYERS - 1} are served")
+    return count
 
 
 def _period(pattern: Sequence[str]) -> int:

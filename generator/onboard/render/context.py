@@ -46,13 +46,13 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
 
 
 def summary(spec: ArchSpec) -> str:
-    """One sentence on the architecture, for the module's docstring."""
-    parts = [
-        {"rms": "RMS norm"}[spec.norm.kind] + (" with weights stored as an offset from one" if spec.norm.offset else ""),
-        attention_summary(spec)[0].lower() + attention_summary(spec)[1:-1],
-        f"{spec.mlp.activation} gated MLP",
-    ]
-    return f"{block_summary(spec)[:-1]} with {', '.join(parts[:-1])} and {parts[-1]}."
+    """A few words on each part of the architecture, for the module's docstring."""
+    norm = "RMS norm" + (" with weights stored as an offset from one" if spec.norm.offset else "")
+    attention = attention_summary(spec)[0].lower() + attention_summary(spec)[1:-1]
+    parts = [norm, attention, f"{spec.mlp.activation} gated MLP"]
+    if spec.embedding.scale:
+        parts.append("scaled embeddings")
+    return f"{_block_order(spec)} decoder: {'; '.join(parts)}."
 
 
 def attention_summary(spec: ArchSpec) -> str:
@@ -68,20 +68,33 @@ def attention_summary(spec: ArchSpec) -> str:
     if a.rope_layers_key:
         extras.append("rotary positions on some layers")
     if a.window_key:
-        extras.append("a sliding window on some layers" if a.window_layers == "by_layer_type" else "a sliding window")
-    return "Grouped-query attention" + (f", {', '.join(extras)}." if extras else ".")
+        where = "where layer_types says so" if a.window_layers == "by_layer_type" else f"where {a.window_key} is set"
+        extras.append(f"a sliding window {where}")
+    return "Grouped-query attention" + (f" with {' and '.join(extras)}." if extras else ".")
 
 
 def block_summary(spec: ArchSpec) -> str:
     """One line on the order of a layer."""
+    return {
+        "Pre-norm": "Decoder layer with norms before attention and MLP.",
+        "Post-norm": "Decoder layer with norms after attention and MLP, before the residual additions.",
+        "Sandwich-norm": "Decoder layer with norms before and after attention and MLP.",
+        "Norm-free": "Decoder layer without norms.",
+        "Mixed-norm": f"Decoder layer with the norms {', '.join(spec.block.norms)}.",
+    }[_block_order(spec)]
+
+
+def _block_order(spec: ArchSpec) -> str:
     b = spec.block
-    pre = b.pre_attention_norm is not None and b.pre_mlp_norm is not None
-    post = b.post_attention_norm is not None and b.post_mlp_norm is not None
-    if pre and post:
-        return "Decoder layer with norms before and after attention and MLP."
-    if post:
-        return "Decoder layer with norms after attention and MLP, before the residual additions."
-    return "Decoder layer with norms before attention and MLP."
+    before = (b.pre_attention_norm is not None, b.pre_mlp_norm is not None)
+    after = (b.post_attention_norm is not None, b.post_mlp_norm is not None)
+    orders = {
+        ((True, True), (False, False)): "Pre-norm",
+        ((False, False), (True, True)): "Post-norm",
+        ((True, True), (True, True)): "Sandwich-norm",
+        ((False, False), (False, False)): "Norm-free",
+    }
+    return orders.get((before, after), "Mixed-norm")
 
 
 def layer_reasons(spec: ArchSpec) -> list[str]:
@@ -132,11 +145,11 @@ def variants(spec: ArchSpec, measured: Mapping[str, Any]) -> dict[str, dict[str,
 
 def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]:
     """Origin of each submodule: its path in the generated model, ``native``, and the number that confirmed it."""
-    layer, reference = "model.layers.*", measured["origin"]
+    layer = "model.layers.*"
 
     def native(path: str, section: str, what: str) -> dict[str, str]:
         difference = measured[section]["difference"]
-        return {"path": path, "origin": "native", "why": f"{what}; {reference}, max difference {difference:.1e}"}
+        return {"path": path, "origin": "native", "why": f"{what}, max difference {difference:.1e}"}
 
     return [
         native("model.embed_tokens", "embedding", "embedding" + (" with a constant factor" if spec.embedding.scale else "")),

@@ -68,8 +68,7 @@ def literal(value: Any) -> str:
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return f'float("{value}")'
     if isinstance(value, str):
-        # Double quotes, as the formatter would write them.
-        return '"' + repr("'" + value)[2:-1].replace('"', '\\"') + '"' if "\\" not in value else repr(value)
+        return f'"{"".join(map(_escaped, value))}"'
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(literal(item) for item in value) + "]"
     if isinstance(value, dict):
@@ -77,3 +76,10 @@ def literal(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float)):
         return repr(value)
     raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def _escaped(char: str) -> str:
+    """A character inside double quotes, as the formatter would write it."""
+    if char in '"\\':
+        return f"\\{char}"
+    return char if char.isprintable() else repr(char)[1:-1]

@@ -15,6 +15,7 @@ from onboard.render.environment import environment
 from onboard.render.mutants import Mutant, mutants
 from onboard.render.style import format_sources
 from onboard.spec.arch import ArchSpec
+from onboard.spec.keys import data_keys
 from onboard.spec.kind import Kind
 
 # Tokens of the test sequences and of the packed documents.
@@ -122,6 +123,17 @@ def render(work: Work) -> Rendered:
     )
 
 
+def render_review(work: Work, results: Any) -> str:
+    """REVIEW.md again, with the results of the generated tests.
+
+    Args:
+        work: what was rendered.
+        results: a :class:`onboard.verify.run.TestResult`.
+    """
+    context = _context(work) | {"results": results}
+    return environment().get_template("review/REVIEW.md.j2").render(context)
+
+
 def _context(work: Work) -> dict[str, Any]:
     spec, measured, layout = work.spec, work.measured, work.layout
     header = work.header and work.header.rstrip("\n") + "\n\n"
@@ -159,6 +171,8 @@ def _context(work: Work) -> dict[str, Any]:
         "no_tensors_because": work.facts.no_tensors_because,
         "quantised": "quantization_config" in work.facts.config,
         "rows": spec_rows(spec),
+        "measured_on": measured["origin"],
+        "results": None,
         "onboard_version": __version__,
         "transformers_version": measured["transformers"],
         "automodel_version": work.versions.get("nemo_automodel"),
@@ -174,7 +188,8 @@ def _contract(files: list[RenderedFile], env: Any, name: str) -> str:
 
 
 def _published(decoder: Mapping[str, Any]) -> str:
-    return json.dumps(decoder, indent=2, sort_keys=True) + "\n"
+    """The tests' copy of config.json; see :func:`onboard.spec.keys.data_keys` for what it leaves out."""
+    return json.dumps(data_keys(decoder), indent=2, sort_keys=True) + "\n"
 
 
 def _packed_lengths(spec: ArchSpec, rope: Mapping[str, Any]) -> tuple[list[int], str]:

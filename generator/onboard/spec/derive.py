@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from onboard.errors import Unsupported
+from onboard.facts._text import shown
 from onboard.spec.arch import (
     ArchSpec,
     Attention,
@@ -119,8 +120,8 @@ def _attention(found: Mapping[str, Any]) -> Attention:
                 "rope_layers_key",
             )
         },
-        qkv_bias=_bias(a["qkv_bias"], f"{layer}.{first}.bias", live),
-        o_bias=_bias(a["o_bias"], f"{layer}.{a['o_proj']}.bias", live),
+        qkv_bias=_bias(a["qkv_bias"], f"{layer}.{first}.bias", found),
+        o_bias=_bias(a["o_bias"], f"{layer}.{a['o_proj']}.bias", found),
         dropout_key="attention_dropout" if live.get("attention_dropout", {}).get("effect") == "training" else None,
         head_dim_key="head_dim" if found["real"]["head_dim"] is not None else None,
     )
@@ -133,15 +134,15 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
     return Mlp(
         name=found["roles"]["mlp"],
         **{name: m[name] for name in names},
-        bias=_bias(m["bias"], f"{layer}.{m['down_proj']}.bias", found["live"]),
+        bias=_bias(m["bias"], f"{layer}.{m['down_proj']}.bias", found),
     )
 
 
-def _bias(present: bool, parameter: str, live: Mapping[str, Mapping[str, Any]]) -> Bias:
-    """A bias, and the boolean field that makes its parameter come or go."""
-    for key, effect in live.items():
+def _bias(present: bool, parameter: str, found: Mapping[str, Any]) -> Bias:
+    """A bias, and the boolean field that makes its parameter come or go; the config's value of that field decides."""
+    for key, effect in found["live"].items():
         if parameter in effect["added"] or parameter in effect["removed"]:
-            return Bias(present, key)
+            return Bias(bool(found["real"]["values"].get(key, present)), key)
     return Bias(present)
 
 
@@ -176,7 +177,7 @@ def _rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
         if disk in rows:
             continue
         key, _ = optional.get(name, ("", False))
-        shape = found["disk"].get(name)
+        shape = found["disk"].get(name) or found["disk"].get(re.sub(r"bias$", "weight", name), [])[:1]
         rows[disk] = KeyRow(disk, _native(disk, found["roles"]), "rename", _shape(shape, found), key)
     order = {"embedding": 0, "layers": 1, "final_norm": 2, "head": 3}
 
@@ -201,10 +202,8 @@ def _native(disk: str, roles: Mapping[str, str]) -> str:
     )
 
 
-def _shape(shape: list[int] | None, found: Mapping[str, Any]) -> str:
-    """The tiny shape in the words of the config, whose sizes all differ."""
-    if shape is None:
-        return "[out]"
+def _shape(shape: list[int], found: Mapping[str, Any]) -> str:
+    """The tiny shape in the letters of the generated code, whose sizes all differ; a bias is as long as its weight is high."""
     tiny = found["tiny"]
     head_dim = tiny.get("head_dim") or tiny["hidden_size"] // tiny["num_attention_heads"]
     heads, kv_heads = tiny["num_attention_heads"], tiny["num_key_value_heads"]
@@ -258,7 +257,7 @@ def _unknown(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewIte
     known = set(found["real"]["fields"])
     return [
         ReviewItem(
-            f"config.json has {key!r}, which {found['config_class']} does not know.",
+            f"config.json has {shown(repr(key))}, which {found['config_class']} does not know.",
             "The reference ignores it. If the original code reads it, transformers and this package compute something else.",
         )
         for key in unknown_keys(raw, known)
@@ -281,7 +280,7 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
 def _normalised(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewItem]:
     return [
         ReviewItem(
-            f"config.json says {key}={raw.get(key)!r}, {found['config_class']} reads it as {value!r}.",
+            f"config.json says {key}={shown(repr(raw.get(key)))}, {found['config_class']} reads it as {shown(repr(value))}.",
             "The package follows the reference; test_config holds it to exactly this.",
         )
         for key, value in found["real"]["normalised"].items()
@@ -315,8 +314,9 @@ def _provenance(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]
             out[path] = Provenance("measured", "parameters that appear when the field is flipped")
         else:
             difference = found.get(section, {}).get("difference")
-            detail = found["origin"] + (f", max difference {difference:.1e}" if difference is not None else "")
-            out[path] = Provenance("measured", detail)
+            number = "" if difference is None else f"max difference {difference:.1e}"
+            on_defaults = found["origin"] if found["origin"].startswith("defaults") else ""
+            out[path] = Provenance("measured", ", ".join(part for part in (on_defaults, number) if part))
     return out
 
 

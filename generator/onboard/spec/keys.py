@@ -241,3 +241,15 @@ def find(config: Mapping[str, Any], name: str) -> Found | None:
         if value is not None:
             return Found(key, value)
     return None
+
+
+# Not fields of a model: code to load, kernels to fetch, how the weights are packed.
+_NOT_DATA: Final = frozenset(("attn_implementation", "auto_map", "experts_implementation", "quantization_config"))
+
+
+def data_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the keys that tell a loader what to fetch or to run instead of describing the model.
+
+    Names with a leading underscore (``_attn_implementation``, ``_name_or_path``) are transformers' own notes.
+    """
+    return {key: value for key, value in config.items() if key not in _NOT_DATA and not key.startswith("_")}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from onboard.errors import OnboardError, UsageError
+from onboard._child import command
+from onboard.errors import OnboardError, UsageError, VerificationFailed
 from onboard.plan.targets import Layout
 from onboard.verify.progress import Progress
 
@@ -24,7 +25,7 @@ class TestResult:
     """What the generated tests said.
 
     Attributes:
-        max_abs_logit_diff: largest absolute difference of a logit over all variants, None where parity was not reached.
+        parity: for each setting, the largest absolute difference of a logit and the largest logit, in fp32.
         planted, caught: mutants, and those that a comparison with the reference caught.
         failures: ``test: first line of its error``.
         skips: ``test: reason``.
@@ -34,12 +35,17 @@ class TestResult:
     failed: int
     skipped: int
     seconds: float
-    max_abs_logit_diff: float | None
+    parity: tuple[tuple[str, float, float], ...]
     planted: int
     caught: int
     failures: tuple[str, ...]
     skips: tuple[str, ...]
     survived: tuple[str, ...]
+
+    @property
+    def max_abs_logit_diff(self) -> float | None:
+        """Largest absolute difference of a logit over all settings, None where parity was not reached."""
+        return max((difference for _, difference, _ in self.parity), default=None)
 
     @property
     def exit_status(self) -> int:
@@ -57,7 +63,14 @@ class TestResult:
                 "failures": list(self.failures),
                 "skips": list(self.skips),
             },
-            "parity": {"max_abs_logit_diff": self.max_abs_logit_diff, "dtype": "float32"},
+            "parity": {
+                "max_abs_logit_diff": self.max_abs_logit_diff,
+                "dtype": "float32",
+                "settings": [
+                    {"name": name, "max_abs_logit_diff": difference, "max_abs_logit": largest}
+                    for name, difference, largest in self.parity
+                ],
+            },
             "mutants": {"planted": self.planted, "caught": self.caught, "survived": list(self.survived)},
         }
 
@@ -79,10 +92,7 @@ def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool =
         raise UsageError(f"no generated tests in {tests}", "the folder is not there", "give the folder that `onboard new` wrote")
     with tempfile.TemporaryDirectory(prefix="onboard-verify-") as folder:
         report = Path(folder) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
+        arguments = [
             str(tests),
             f"--junit-xml={report}",
             "-v",
@@ -94,14 +104,16 @@ def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool =
             "no:xdist",
             "--import-mode=importlib",
             f"--rootdir={root}",
+            # Not those above: the package may lie in a stranger's folder.
+            f"--confcutdir={root}",
             "-c",
             os.devnull,
         ]
         if not mutants:
-            command.append(f"--ignore={tests / 'test_mutants.py'}")
+            arguments.append(f"--ignore={tests / 'test_mutants.py'}")
         began = time.monotonic()
         progress.start("running the generated tests", _count(tests) or None)
-        output = _run(command, root, places, progress)
+        output = _run(command("pytest", arguments), root, places, progress)
         if not report.is_file():
             last = (output.strip().splitlines() or ["no output"])[-1]
             raise OnboardError(
@@ -115,7 +127,7 @@ def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool =
     return result
 
 
-def _run(command: list[str], root: Path, places: Layout, progress: Progress) -> str:
+def _run(words: list[str], root: Path, places: Layout, progress: Progress) -> str:
     paths = [str(root / places.sys_path), os.environ.get("PYTHONPATH", "")]
     env = {
         **os.environ,
@@ -128,20 +140,37 @@ def _run(command: list[str], root: Path, places: Layout, progress: Progress) -> 
     }
     lines: list[str] = []
     with subprocess.Popen(
-        command, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        words, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as process:
+        late = threading.Event()
+
+        def end() -> None:
+            late.set()
+            process.kill()
+
+        # A timer of its own: a test that hangs prints no line at which the time could be looked at.
+        timer = threading.Timer(TIMEOUT_SECONDS, end)
+        timer.daemon = True
+        timer.start()
         try:
             assert process.stdout is not None
-            deadline = time.monotonic() + TIMEOUT_SECONDS
             for line in process.stdout:
                 lines.append(line)
                 if " PASSED" in line or " FAILED" in line or " SKIPPED" in line:
                     progress.advance(1)
-                if time.monotonic() > deadline:
-                    process.kill()
         except BaseException:
             process.kill()
             raise
+        finally:
+            timer.cancel()
+    if late.is_set():
+        last = (lines or ["no output"])[-1].strip()
+        raise VerificationFailed(
+            f"the generated tests did not end within {TIMEOUT_SECONDS} s and were stopped",
+            f"the last line that they printed was: {last[:200]}",
+            "run that test by itself, with pytest",
+            code="verify.timeout",
+        )
     return "".join(lines)
 
 
@@ -152,7 +181,7 @@ def _count(tests: Path) -> int:
 
 def _read(report: Path, seconds: float) -> TestResult:
     passed = planted = caught = 0
-    failures, skips, survived, differences = [], [], [], []
+    failures, skips, survived, parity = [], [], [], []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname', '').rsplit('.', 1)[-1]}::{case.get('name')}"
         mutant = case.get("classname", "").endswith("test_mutants")
@@ -168,15 +197,16 @@ def _read(report: Path, seconds: float) -> TestResult:
         else:
             passed += 1
             caught += mutant
-        for found in case.iter("property"):
-            if found.get("name") == "max_abs_logit_diff":
-                differences.append(float(found.get("value", "nan")))
+        properties = {found.get("name"): found.get("value", "nan") for found in case.iter("property")}
+        if "max_abs_logit_diff" in properties:
+            setting = (case.get("name") or "").partition("[")[2].rstrip("]")
+            parity.append((setting, float(properties["max_abs_logit_diff"]), float(properties["max_abs_logit"])))
     return TestResult(
         passed,
         len(failures),
         len(skips),
         seconds,
-        max(differences) if differences else None,
+        tuple(parity),
         planted,
         caught,
         tuple(failures),

@@ -1,0 +1,143 @@
+"""``onboard inspect``: what a model is and how its code would look, without torch or transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onboard.pipeline.reading import Read, read
+from onboard.spec.arch import ArchSpec
+from onboard.spec.derive import derive
+from onboard.spec.kind import Evidence
+from onboard.spec.nearest import nearest
+from onboard.spec.static import fill_in, measured_architecture
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What ``onboard inspect`` shows."""
+
+    source: Mapping[str, Any]
+    source_label: str
+    kind: str
+    architecture: str | None
+    model_type: str | None
+    evidence: Sequence[Evidence]
+    is_: str | None = None
+    reason: str | None = None
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    rows: Sequence[tuple[str, str, str, str]] = ()
+    nearest: Sequence[tuple[str, str]] = ()
+    warnings: Sequence[str] = ()
+    review: Sequence[Mapping[str, str]] = ()
+
+    @property
+    def exit_status(self) -> int:
+        """3 for what onboard does not write, else 0."""
+        return 3 if self.kind == "unsupported" else 0
+
+    def as_json(self) -> dict[str, Any]:
+        """DESIGN's JSON of ``onboard inspect``."""
+        evidence = [{"key": item.key, "value": item.value, "says": item.says} for item in self.evidence]
+        common = {"schema_version": 1, "source": dict(self.source), "kind": self.kind}
+        named = {"architecture": self.architecture, "model_type": self.model_type, "evidence": evidence}
+        if self.kind == "unsupported":
+            return {**common, "is": self.is_, "reason": self.reason, **named, "warnings": list(self.warnings)}
+        return {
+            **common,
+            **named,
+            "spec": dict(self.spec),
+            "nearest": [{"architecture": name, "why": why} for name, why in self.nearest],
+            "warnings": list(self.warnings),
+            "review": [dict(item) for item in self.review],
+        }
+
+
+def inspect_source(given: str, *, revision: str | None) -> Inspection:
+    """Say what a source is, and how its code would look.
+
+    Raises:
+        OnboardError: the source cannot be read, or has a name that the reference does not know.
+    """
+    source = read(given, revision=revision)
+    kind, facts = source.kind, source.facts
+    common: dict[str, Any] = {
+        "source": facts.source.as_json(),
+        "source_label": facts.source.id or facts.source.path or given,
+        "kind": kind.kind,
+        "architecture": kind.architecture,
+        "model_type": kind.model_type,
+        "evidence": kind.evidence,
+    }
+    if kind.kind == "unsupported":
+        return Inspection(**common, is_=kind.is_, reason=kind.reason, warnings=facts.warnings)
+    if kind.kind != "dense":
+        word = {"moe": "mixtures of experts", "vlm": "vision-language models"}[kind.kind]
+        warning = f"this version describes dense decoders only; {word} are recognised, not yet written"
+        return Inspection(**common, warnings=(*facts.warnings, warning))
+    measured = measured_architecture(kind.model_type or "")
+    if measured is None:
+        warning = (
+            f"the architecture {kind.architecture or kind.model_type} has not been measured; `onboard new` asks the reference "
+            "where transformers has one"
+        )
+        return Inspection(**common, warnings=(*facts.warnings, warning))
+    filled = fill_in(source.decoder, measured)
+    spec = derive(source.decoder, source.architecture, source.model_type, filled)
+    return Inspection(
+        **common,
+        spec=spec.as_json(),
+        rows=_rows(spec),
+        nearest=nearest(measured, kind.model_type or ""),
+        warnings=(*facts.warnings, *_headers(source, spec)),
+        review=[{"what": item.what, "do": item.do} for item in spec.review],
+    )
+
+
+def _rows(spec: ArchSpec) -> list[tuple[str, str, str, str]]:
+    rows = []
+    for path, value in spec.leaves():
+        section, _, name = path.partition(".")
+        if section == "checkpoint":
+            continue
+        # Fields at the spec's top level form a section of their own.
+        rows.append((section if name else "model", name or section, _shown(value), str(spec.provenance[path])))
+    return sorted(rows, key=lambda row: row[0] != "model")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, tuple) and len(value) > 3 and len(set(map(str, value))) == 1:
+        return f"{len(value)} x {value[0]}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, Mapping):
+        return json.dumps(value, default=str)
+    return "none" if value is None else str(value)
+
+
+def _headers(source: Read, spec: ArchSpec) -> list[str]:
+    """What the checkpoint's headers say against the spec; the header decides, so each is a warning."""
+    tensors = source.facts.tensors
+    if tensors is None:
+        return []
+    names = {tensor.name for tensor in tensors}
+    found = []
+    head = next((row.disk for row in spec.checkpoint.rows if row.native == "lm_head.weight"), "lm_head.weight")
+    if spec.tying.tied and head in names:
+        found.append(f"tie_word_embeddings is true, but the checkpoint has its own {head}")
+    if not spec.tying.tied and head not in names:
+        found.append(f"tie_word_embeddings is false, but the checkpoint has no {head}")
+    patterns = {row.disk for row in spec.checkpoint.rows}
+    unknown = sorted({_pattern(name) for name in names} - patterns)
+    found += [f"the checkpoint has {name}, which the reference does not" for name in unknown[:5]]
+    if len(unknown) > 5:
+        found.append(f"and {len(unknown) - 5} more kinds of tensors that the reference does not have")
+    return found
+
+
+def _pattern(name: str) -> str:
+    parts = name.split(".")
+    index = next((place for place, part in enumerate(parts) if part.isdigit()), None)
+    return name if index is None else ".".join([*parts[:index], "{layer}", *parts[index + 1 :]])

@@ -1,0 +1,79 @@
+"""Measure transformers' own dense decoders, for ``onboard inspect``, which must not import torch.
+
+Runs the probe on the default config of every decoder-only architecture of the causal-LM mapping and writes
+``generator/onboard/spec/measured/<model_type>.json``. ``onboard new`` never reads these files: it measures the very model.
+
+    python scripts/measure_architectures.py              all of them (some minutes)
+    python scripts/measure_architectures.py llama phi3   these
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from onboard.pipeline.making import is_builtin
+from onboard.reference.build import NoReference
+from onboard.reference.probe import probe
+from onboard.reference.roles import Unexplained
+from onboard.spec.kind import classify
+
+TARGET = Path(__file__).parents[1] / "generator" / "onboard" / "spec" / "measured"
+
+
+def measure(model_type: str, architecture: str) -> dict[str, Any] | None:
+    """What the probe finds on an architecture's default config; None where it is no dense decoder."""
+    config_class = transformers.CONFIG_MAPPING[model_type]
+    config = config_class()
+    raw = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [architecture]}
+    if classify(raw).kind != "dense":
+        return None
+    try:
+        found = probe(architecture, model_type, raw)
+    except Unexplained as error:
+        found = {"unexplained": {"part": error.part, "what": error.what}}
+    except NoReference as error:
+        found = {"unexplained": {"part": "reference", "what": str(error)}}
+    found["architecture"] = architecture
+    found["transformers"] = transformers.__version__
+    found["builtin"] = is_builtin(architecture)
+    return found
+
+
+def main() -> None:
+    """Measure the named model types, or all."""
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    names = sys.argv[1:] or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    TARGET.mkdir(exist_ok=True)
+    explained = 0
+    for index, model_type in enumerate(names, 1):
+        try:
+            found = measure(model_type, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type])
+        except Exception as error:
+            found = {"unexplained": {"part": "probe", "what": f"{type(error).__name__}: {error}".splitlines()[0][:200]}}
+        if found is None:
+            continue
+        explained += "unexplained" not in found
+        what = found.get("unexplained", {"part": "explained", "what": ""})
+        print(f"{index}/{len(names)} {model_type}: {what['part']} {what['what'][:100]}", flush=True)
+        if "unexplained" not in found:
+            text = json.dumps(found, indent=1, sort_keys=True)
+            (TARGET / f"{model_type}.json").write_text(text + "\n", encoding="utf-8")
+    names_known = {"activations": sorted(ACT2FN), "rope_types": sorted({"default", *ROPE_INIT_FUNCTIONS})}
+    (TARGET.parent / "known_names.json").write_text(json.dumps(names_known, indent=1) + "\n", encoding="utf-8")
+    print(f"{explained} explained")
+
+
+if __name__ == "__main__":
+    main()
