@@ -51,7 +51,7 @@ def test_a_family_is_onboarded_and_proven(example, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["home", "project"]
     written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert written == set(payload["files"])
-    check_the_code([out / file for file in payload["files"] if file.endswith(".py")])
+    check_the_code(out, [out / file for file in payload["files"] if file.endswith(".py")])
 
 
 def test_the_json_says_how_to_import_the_package(tmp_path):
@@ -76,14 +76,14 @@ def test_a_project_proves_itself_with_plain_pytest(tmp_path):
     variables = environment(tmp_path / "home", HF_HUB_OFFLINE="1")
     del variables["PYTHONPATH"]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    chosen = ["tests/test_config.py", "tests/test_registration.py", "tests/test_parity.py"]
+    chosen = ["tests/test_config.py", "tests/test_registration.py"]
     done = subprocess.run([*command, *chosen], cwd=out, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     assert " passed" in done.stdout
 
 
-def check_the_code(files: list[Path]) -> None:
-    """CPU-clean and device-agnostic, free of onboard itself, and formatted to upstream's line length."""
+def check_the_code(out: Path, files: list[Path]) -> None:
+    """CPU-clean and device-agnostic, free of onboard itself, and clean by the project's own ruff settings."""
     for file in files:
         text = file.read_text(encoding="utf-8")
         nodes = list(ast.walk(ast.parse(text)))
@@ -92,8 +92,7 @@ def check_the_code(files: list[Path]) -> None:
         assert not {name for name in imported if name.split(".")[0] == "onboard"}, file
         if "src" in file.parts:
             assert "cuda" not in text, file
-    first_party = "lint.isort.known-first-party=['nemo_automodel']"
-    for words in (["check", "--select", "E,F,I,W,B,UP", "--config", first_party], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *words, "--isolated", "--no-cache", "--line-length", "120"]
-        done = subprocess.run([*command, *map(str, files)], capture_output=True, text=True, check=False)
+    for words in (["check", "--select", "E,F,I,W,B,UP"], ["format", "--check"]):
+        command = [sys.executable, "-m", "ruff", *words, "--no-cache", "."]
+        done = subprocess.run(command, cwd=out, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr

@@ -267,7 +267,7 @@ def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
         for name in type(real).__dataclass_fields__
         if isinstance(getattr(real, name, None), (bool, int, float, str, type(None)))
     }
-    read = real.to_dict()
+    read = json.loads(real.to_json_string(use_diff=False))
     # What the config class makes of a value on purpose: a window that another key switches off is read as None.
     known["normalised"] = {
         name: read[name]

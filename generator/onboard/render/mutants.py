@@ -107,7 +107,7 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
     out = [Mutant("rope theta off", "other_theta")]
     parameters = tiny["rope_parameters"]
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    if len(nested) > 1:
+    if len(nested) > 1 and nested[0] != nested[1]:
         out.append(Mutant("rope parameters of the layer types exchanged", "exchange_rope_parameters"))
     if any("long_factor" in one for one in (nested or [parameters])):
         out.append(Mutant("long and short factors exchanged", "exchange_factors"))

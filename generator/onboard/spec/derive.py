@@ -241,8 +241,24 @@ def read_keys(spec: ArchSpec) -> set[str]:
 
 
 def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
-    """Fields that the reference honours and generated code does not: it refuses any value but this model's."""
+    """Fields that the reference honours and generated code does not: it refuses any value but this model's.
+
+    This model's value has no effect, or the hypotheses would not hold; only a dropout, which shows in training alone, has
+    to be looked at here.
+
+    Raises:
+        Unsupported: the model trains with a dropout that generated code does not have.
+    """
+    values = found["real"]["values"]
     unread = [name for name in found["live"] if name not in read_keys(spec)]
+    for name in unread:
+        if found["live"][name]["effect"] == "training" and values.get(name):
+            raise Unsupported(
+                "A dropout of this architecture is not explained yet.",
+                f"{found['reference_class']} honours {name}={values[name]} in training at a place that no hypothesis covers.",
+                f"Set {name} to 0 in a copy of config.json if you train without it, or report the architecture.",
+                code="unsupported.dropout",
+            )
     return tuple(FixedField(name, found["real"]["values"].get(name)) for name in sorted(unread))
 
 
