@@ -43,7 +43,7 @@ def explain_norms(modules: dict[str, nn.Module], config: PretrainedConfig) -> di
                 nearest.append(f"RMS norm with weight + {offset:g} and {key}: not {', '.join(missed[:3])}")
     if not fits:
         raise Unexplained("norm", "no candidate reproduces the norms", tuple(nearest))
-    if len({fit["offset"] for fit in fits}) > 1:
+    if len({(fit["offset"], getattr(config, fit["eps_key"])) for fit in fits}) > 1:
         raise Unexplained("norm", "several candidates fit, the input does not tell them apart")
     return fits[0]
 
