@@ -13,6 +13,7 @@ from onboard.spec.derive import derive
 from onboard.spec.kind import Evidence
 from onboard.spec.nearest import nearest
 from onboard.spec.static import fill_in, measured_architecture
+from onboard.spec.validate import check_config
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
             "where transformers has one"
         )
         return Inspection(**common, warnings=(*facts.warnings, warning))
+    check_config(source.decoder)
     filled = fill_in(source.decoder, measured)
     spec = derive(source.decoder, source.architecture, source.model_type, filled)
     return Inspection(

@@ -106,7 +106,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         written = apply(plan, force=request.force)
         backup = written.backup
 
-    payload = _payload(source, spec, work, rendered, plan, backup)
+    payload = _payload(source, spec, work, rendered, plan, backup, trusted=request.trust_remote_code)
     status = 0
     if request.verify and not request.dry_run:
         result = run_tests(root, places, progress)
@@ -207,7 +207,7 @@ def is_builtin(architecture: str) -> bool:
 
 
 def _payload(
-    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None
+    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, *, trusted: bool
 ) -> dict[str, Any]:
     places = work.layout
     counts = {name: sum(module["origin"] == name for module in rendered.origins) for name in ("native", "reused", "novel")}
@@ -217,6 +217,8 @@ def _payload(
             f"NeMo AutoModel has {source.architecture} built in, and a built-in class wins over an entry point: "
             "register this one with exist_ok=True (see the project's README)."
         )
+    if trusted:
+        warnings.append("--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run")
     if backup is not None:
         warnings.append(f"hand-made files of the old project were kept in {backup}")
     return {

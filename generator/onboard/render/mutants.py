@@ -62,7 +62,7 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
     out = [
         *kv,
         Mutant("softmax scale off", f'set_attribute("{a.name}", "scaling", lambda module, _: module.scaling * 1.5)'),
-        Mutant("attention output not projected as stored", f'edit("{a.name}.{a.o_proj}.weight", lambda w: w.flip(1))'),
+        Mutant("output projection transposed", f'edit("{a.name}.{a.o_proj}.weight", lambda w: w.t().reshape(w.shape))'),
     ]
     if a.qk_norm == "head":
         out.append(Mutant("q and k norms swapped", f'swap("{a.name}.{a.q_norm}.weight", "{a.name}.{a.k_norm}.weight")'))
