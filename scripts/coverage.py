@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-PAGE = REPOSITORY / "docs" / "coverage.md"
+PAGES = (REPOSITORY / "README.md", REPOSITORY / "docs" / "coverage.md")
 BEGIN, END = "<!-- begin: scripts/coverage.py -->\n", "<!-- end -->\n"
 HEAD = (
-    "| example | architecture | tests passed | largest logit difference | mutants caught | native, reused, novel parts "
-    "| seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
+    "| example | architecture | tests passed, failed, skipped | largest logit difference | mutants caught "
+    "| native, reused, novel parts | seconds |\n| --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -42,7 +42,7 @@ def row(example: str, answer: dict[str, Any]) -> str:
     cells = (
         example,
         answer["architecture"],
-        f"{tests['passed']} of {tests['passed'] + tests['failed'] + tests['skipped']}",
+        f"{tests['passed']}, {tests['failed']}, {tests['skipped']}",
         f"{answer['parity']['max_abs_logit_diff']:.1e}",
         f"{mutants['caught']} of {mutants['planted']}",
         f"{origins['native']}, {origins['reused']}, {origins['novel']}",
@@ -64,9 +64,10 @@ def main() -> None:
             lines.append(row(example, answer))
             print(lines[-1], flush=True)
     if "--write" in sys.argv[1:]:
-        before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-        text = before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1]
-        PAGE.write_text(text, encoding="utf-8")
+        for page in PAGES:
+            before, rest = page.read_text(encoding="utf-8").split(BEGIN)
+            text = before + BEGIN + "\n" + "\n".join(lines) + "\n\n" + END + rest.split(END)[1]
+            page.write_text(text, encoding="utf-8")
     sys.exit(int(failed))
 
 

@@ -26,6 +26,7 @@ from onboard.reference.build import NoReference
 from onboard.reference.probe import probe
 from onboard.reference.roles import Unexplained
 from onboard.spec.kind import classify
+from onboard.spec.static import SIZES
 
 TARGET = Path(__file__).parents[1] / "generator" / "onboard" / "spec" / "measured"
 
@@ -46,7 +47,15 @@ def measure(model_type: str, architecture: str) -> dict[str, Any] | None:
     found["architecture"] = architecture
     found["transformers"] = transformers.__version__
     found["builtin"] = is_builtin(architecture)
+    found["declared"] = declared(config_class)
     return found
+
+
+def declared(config_class: type[transformers.PretrainedConfig]) -> dict[str, Any]:
+    """What the class writes down for a field that a file leaves out; None where it computes the value from others."""
+    names = (*SIZES, "sliding_window")
+    fields = config_class.__dataclass_fields__
+    return {name: getattr(fields[name], "default", None) for name in names if name in fields}
 
 
 def main() -> None:

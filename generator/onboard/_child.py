@@ -56,6 +56,17 @@ def answer_stream() -> TextIO:
     return _answer or sys.stdout
 
 
+def bound_memory(most: int) -> None:
+    """Let a size that no check knows fail as an error in this process instead of filling the machine's memory."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY:
+            most = min(most, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+
+
 def _end_with(parent: int) -> None:
     """End this process when its parent has ended, so that a killed run leaves nothing running."""
     bound = False

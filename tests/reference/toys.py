@@ -14,7 +14,20 @@ from onboard.reference.tiny import SEQUENCE, WINDOW
 from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
-__all__ = ["HEAD_DIM", "HIDDEN", "LLAMA", "SEQUENCE", "WINDOW", "Holder", "build", "config", "ids", "recorded", "tiny", "whole"]
+__all__ = [
+    "HEAD_DIM",
+    "HIDDEN",
+    "LLAMA",
+    "SEQUENCE",
+    "WINDOW",
+    "Holder",
+    "build",
+    "config",
+    "ids",
+    "recorded",
+    "tiny",
+    "whole",
+]
 
 HIDDEN, HEAD_DIM = 40, 16
 LLAMA: dict[str, Any] = {

@@ -21,7 +21,8 @@ def explain_block(layer: nn.Module, index: int, roles: Roles, recording: Recordi
     path = roles.layer(index)
     x, y = recording[path].x, recording[path].output
     attention, mlp = recording[f"{path}.{roles.attention}"], recording[f"{path}.{roles.mlp}"]
-    norms = {name: recording[f"{path}.{name}"] for name in roles.norms}
+    # A norm that is there and never called is at no place.
+    norms = {name: recording[f"{path}.{name}"] for name in roles.norms if f"{path}.{name}" in recording}
 
     def feeding(target: torch.Tensor) -> str | None:
         return next((name for name, call in norms.items() if torch.equal(call.output, target)), None)

@@ -55,8 +55,11 @@ def check_keys(config_class: type[PretrainedConfig], raw: Mapping[str, Any]) -> 
 
 def check_values(config: PretrainedConfig) -> None:
     """Check the real config as transformers reads it; see :func:`onboard.spec.validate.check_read`."""
+    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
+    # A key that the class does not know is an attribute all the same, and no size of the model.
+    unread = {"intermediate_size"} - known
     check_read(
-        {name: getattr(config, name, None) for name in SIZES},
+        {name: None if name in unread else getattr(config, name, None) for name in SIZES},
         activations={
             name: getattr(config, name)
             for name in ALIASES["hidden_act"]

@@ -23,7 +23,7 @@ import torch
 import transformers
 from transformers import PretrainedConfig, PreTrainedModel
 
-from onboard._child import answer_stream
+from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
 from onboard.reference.attentions import Fit, explain_attention
 from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
@@ -77,7 +77,10 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     blocks = [explain_block(model.get_submodule(roles.layer(index)), index, roles, recording) for index in layers]
     if len({str({**block, "difference": 0}) for block in blocks}) > 1:
         raise Unexplained("block", "layers differ in the order of their norms")
-    mlp_path = f"{roles.layer(0)}.{roles.mlp}"
+    mlp_paths = [f"{roles.layer(index)}.{roles.mlp}" for index in layers]
+    mlps = [explain_mlp(model.get_submodule(path), path, recording, model.config) for path in mlp_paths]
+    if len({str({**mlp, "difference": 0}) for mlp in mlps}) > 1:
+        raise Unexplained("mlp", "layers differ in their MLPs")
     return {
         "transformers": transformers.__version__,
         "reference_class": cls.__name__,
@@ -86,7 +89,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "real": _real(real, raw),
         "roles": {name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")},
         "norm": explain_norms(norms, model.config),
-        "mlp": explain_mlp(model.get_submodule(mlp_path), mlp_path, recording, model.config),
+        "mlp": mlps[0] | {"difference": max(mlp["difference"] for mlp in mlps)},
         "attention": _attention(model, roles, fits, windowed, windowed_fields),
         "rope": explain_tables(model.config, _tables(model, roles, recording), head_dim)
         | {"served": _served_ropes(cls, fields, roles, input_ids, head_dim)},
@@ -309,20 +312,10 @@ def answer(request: Mapping[str, Any]) -> str:
 def main() -> None:
     """Read the request, write the answer."""
     torch.set_num_threads(1)
-    _bound_memory()
+    bound_memory(MEMORY_BYTES)
     written = answer(json.load(sys.stdin))
     with answer_stream() as stream:
         stream.write(written)
-
-
-def _bound_memory() -> None:
-    """Let a size that no check knows fail as an error instead of filling the machine's memory."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        most = MEMORY_BYTES if hard == resource.RLIM_INFINITY else min(MEMORY_BYTES, hard)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
 if __name__ == "__main__":

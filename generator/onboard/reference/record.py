@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,4 +77,6 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> float | 
     if a.shape != b.shape:
         return None
     difference = (a - b).abs().max().item()
-    return difference if difference <= tolerance * max(1.0, b.abs().max().item()) else None
+    # Against an infinite value any difference would be small.
+    fits = math.isfinite(difference) and difference <= tolerance * max(1.0, b.abs().max().item())
+    return difference if fits else None

@@ -113,12 +113,11 @@ def _layer_count(real: PretrainedConfig) -> int:
 
 
 def _period(pattern: Sequence[str]) -> int:
-    """Length of the shortest prefix that, repeated, gives the pattern; where none does, up to the last change."""
+    """Length of the shortest prefix that, repeated, gives the pattern; where none does, of that with every kind in it."""
     for period in range(1, len(pattern) // 2 + 1):
         if all(item == pattern[index % period] for index, item in enumerate(pattern)):
             return period
-    changes = [index for index in range(1, len(pattern)) if pattern[index] != pattern[index - 1]]
-    return changes[0] + 1 if changes else 1
+    return max(map(pattern.index, set(pattern)), default=0) + 1
 
 
 def _rope_sets(rope: Mapping[str, Any]) -> list[Mapping[str, Any]]:

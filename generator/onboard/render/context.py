@@ -70,7 +70,10 @@ def attention_summary(spec: ArchSpec) -> str:
     if a.window_key:
         where = "where layer_types says so" if a.window_layers == "by_layer_type" else f"where {a.window_key} is set"
         extras.append(f"a sliding window {where}")
-    return "Grouped-query attention" + (f" with {' and '.join(extras)}." if extras else ".")
+    if not extras:
+        return "Grouped-query attention."
+    listed = f"{', '.join(extras[:-1])} and {extras[-1]}" if len(extras) > 2 else " and ".join(extras)
+    return f"Grouped-query attention with {listed}."
 
 
 def block_summary(spec: ArchSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterable
 from functools import cache
 from importlib import resources
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, FileSystemLoader, StrictUndefined
+
+from onboard.render.style import LINE_LENGTH
 
 
 def templates_folder() -> Path:
@@ -39,6 +42,7 @@ def environment(overrides: Path | None = None) -> Environment:
     env.filters["yaml"] = json.dumps
     env.filters["text"] = text
     env.filters["cell"] = cell
+    env.filters["docstring"] = docstring
     return env
 
 
@@ -46,6 +50,21 @@ def tuple_literal(values: Iterable[Any]) -> str:
     """Render JSON values as a Python tuple."""
     items = [literal(value) for value in values]
     return f"({items[0]},)" if len(items) == 1 else f"({', '.join(items)})"
+
+
+def docstring(sentence: str, indent: int) -> str:
+    """A sentence as a docstring: on one line where it fits, else what stands before `` with `` and the rest below.
+
+    Args:
+        sentence: ``<what> with <details>.``
+        indent: columns before the quotes.
+    """
+    if indent + len(sentence) + 6 <= LINE_LENGTH:
+        return sentence
+    what, _, details = sentence.partition(" with ")
+    pad = " " * indent
+    body = textwrap.fill(f"With {details}", LINE_LENGTH, initial_indent=pad, subsequent_indent=pad)
+    return f"{what}.\n\n{body}\n{pad}"
 
 
 def text(value: Any) -> str:

@@ -200,7 +200,7 @@ def _packed_lengths(spec: ArchSpec, rope: Mapping[str, Any]) -> tuple[list[int],
     Where the frequencies depend on the longest position of the batch, the documents must agree with it.
     """
     if {"dynamic", "longrope"} & set(spec.rope.types):
-        return [9, 13, 11], ", all below the original length: the frequencies follow the longest position of a batch"
+        return [9, 13, 11], ", below the original length: the frequencies follow the longest position of a batch"
     return [9, 24, 2, 13], ", one of them longer than a window"
 
 

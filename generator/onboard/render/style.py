@@ -42,11 +42,17 @@ def format_sources(sources: Mapping[str, str], first_party: Sequence[str]) -> di
         return {path: (root / path).read_text(encoding="utf-8") if path in python else text for path, text in sources.items()}
 
 
-def lint(root: Path) -> str:
-    """Findings of ruff in a folder by :data:`RULES`, one a line; empty where there are none."""
+def lint(root: Path, first_party: Sequence[str] = ()) -> str:
+    """Findings of ruff in a folder by :data:`RULES`, one a line; empty where there are none.
+
+    Args:
+        root: the folder.
+        first_party: packages whose imports form the last group, as in :func:`format_sources`.
+    """
     arguments = ["check", "--select", RULES, "--ignore", IGNORED, "--output-format", "concise", *_isolated()]
     config = ["--config", "lint.pydocstyle.convention='google'"]
-    done = _ruff([*arguments, *config, "."], root, check=False)
+    own = ["--config", f"lint.isort.known-first-party={list(first_party)!r}"]
+    done = _ruff([*arguments, *config, *own, "."], root, check=False)
     return "" if done.returncode == 0 else done.stdout
 
 

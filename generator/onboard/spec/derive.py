@@ -337,7 +337,8 @@ def _provenance(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]
 
 
 def _from_config(name: str, raw: Mapping[str, Any], found: Mapping[str, Any]) -> Provenance:
-    spellings = ALIASES.get(name, (name,))
+    # Of other spellings the class reads only those that it declares; it ignores the rest.
+    spellings = tuple(key for key in ALIASES.get(name, (name,)) if key == name or key in found["real"]["fields"])
     if name == "rope_parameters":
         spellings = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "rotary_emb_base")
     used = [spelling for spelling in spellings if raw.get(spelling) is not None]

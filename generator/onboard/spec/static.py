@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import Unsupported
-from onboard.spec.keys import find
 
 FOLDER = Path(__file__).parent / "measured"
-_SIZES = (
+SIZES = (
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
@@ -26,6 +25,11 @@ _SIZES = (
     "vocab_size",
     "max_position_embeddings",
 )
+# Sizes that a config class computes from others where they are not given.
+_DERIVED = ("num_key_value_heads", "head_dim")
+# Scalings whose parameters name the length that the model was trained at.
+_STRETCHED = ("llama3", "yarn", "longrope")
+_OLD_NAMES = {"su": "longrope"}
 
 
 @cache
@@ -57,26 +61,22 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
     Raises:
         Unsupported: an activation or a rope type that the reference does not know.
     """
-    default = measured["real"]
+    default, declared = measured["real"], measured["declared"]
     real = dict(default)
-    for name in _SIZES:
-        found = find(raw, name)
-        if found is not None and isinstance(found.value, int) and not isinstance(found.value, bool):
-            real[name] = found.value
-    if find(raw, "num_key_value_heads") is None:
-        # Every config class of the field falls back to multi-head attention, unless its default says otherwise.
-        same = default["num_key_value_heads"] == default["num_attention_heads"]
-        real["num_key_value_heads"] = real["num_attention_heads"] if same else default["num_key_value_heads"]
-    if find(raw, "head_dim") is None and default["head_dim"] is not None:
-        derived = default["head_dim"] * default["num_attention_heads"] == default["hidden_size"]
-        if derived:
-            real["head_dim"] = real["hidden_size"] // max(1, real["num_attention_heads"])
+    for name in SIZES:
+        # Other spellings than the class's own would be ignored by the reference too.
+        value = raw.get(name, declared.get(name))
+        real[name] = value if _is_int(value) else None if name in _DERIVED else default[name]
+    if real["num_key_value_heads"] is None:
+        real["num_key_value_heads"] = real["num_attention_heads"]
+    if real["head_dim"] is None and default["head_dim"] is not None:
+        real["head_dim"] = real["hidden_size"] // max(1, real["num_attention_heads"])
     values = {**default["values"], **{key: raw[key] for key in default["values"] if key in raw}}
-    real["values"] = values
     real["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings", default["tie_word_embeddings"]))
-    real["sliding_window"] = _window(raw, values, default)
-    real["layer_types"] = _layer_types(raw, real, default)
-    real["rope_parameters"] = _rope(raw, default["rope_parameters"])
+    real["sliding_window"] = _window(raw, values, default, declared)
+    real["layer_types"] = _layer_types(raw, values, real, default)
+    real["rope_parameters"] = _rope(raw, values, real, default["rope_parameters"])
+    real["values"] = values | {key: real[key] for key in values if key in real}
     real["normalised"] = {}
     key = measured["mlp"]["activation_key"]
     activation = values[key]
@@ -121,15 +121,25 @@ def _rope_types(parameters: Any) -> list[str]:
     return sorted({str(one.get("rope_type", "default")) for one in sets})
 
 
-def _window(raw: Mapping[str, Any], values: Mapping[str, Any], default: Mapping[str, Any]) -> int | None:
-    if values.get("use_sliding_window") is False:
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _window(
+    raw: Mapping[str, Any], values: Mapping[str, Any], default: Mapping[str, Any], declared: Mapping[str, Any]
+) -> int | None:
+    value = raw.get("sliding_window", declared.get("sliding_window"))
+    # Qwen's classes take the window away where the switch is off; others keep a number that no layer reads.
+    taken_away = default["sliding_window"] is None and declared.get("sliding_window") is not None
+    if taken_away and not values.get("use_sliding_window"):
         return None
-    value = raw.get("sliding_window", default["sliding_window"])
-    return value if isinstance(value, int) else None
+    return value if _is_int(value) else None
 
 
-def _layer_types(raw: Mapping[str, Any], real: Mapping[str, Any], default: Mapping[str, Any]) -> list[str] | None:
-    """The kind of each layer: as listed, by a pattern's period, by the first layer with a window, or all alike."""
+def _layer_types(
+    raw: Mapping[str, Any], values: Mapping[str, Any], real: Mapping[str, Any], default: Mapping[str, Any]
+) -> list[str] | None:
+    """The kind of each layer: as listed, by a switch and what it depends on, or by a pattern that repeats."""
     depth = real["num_hidden_layers"]
     if default["layer_types"] is None:
         return None
@@ -137,31 +147,76 @@ def _layer_types(raw: Mapping[str, Any], real: Mapping[str, Any], default: Mappi
     if isinstance(listed, list) and all(isinstance(item, str) for item in listed):
         return listed
     kinds = ("sliding_attention", "full_attention")
-    if real["sliding_window"] is None:
-        return ["full_attention"] * depth
+    if "use_sliding_window" in values:
+        if not values["use_sliding_window"] or real["sliding_window"] is None:
+            return ["full_attention"] * depth
+        if _is_int(first := values.get("max_window_layers")):
+            return [kinds[index < first] for index in range(depth)]
+        if _is_int(interval := values.get("no_rope_layer_interval")):
+            rotates = raw.get("no_rope_layers") or [(index + 1) % interval != 0 for index in range(depth)]
+            return [kinds[bool(rotates[index])] for index in range(depth)]
     period = raw.get("sliding_window_pattern")
-    if isinstance(period, int) and period > 0:
+    if _is_int(period) and period > 0:
         return [kinds[(index + 1) % period == 0] for index in range(depth)]
-    first = raw.get("max_window_layers")
-    if isinstance(first, int):
-        return [kinds[index < first] for index in range(depth)]
-    pattern = default["layer_types"]
+    pattern = _one_period(default["layer_types"])
     return [pattern[index % len(pattern)] for index in range(depth)]
 
 
-def _rope(raw: Mapping[str, Any], default: Mapping[str, Any]) -> Any:
+def _one_period(pattern: Sequence[str]) -> Sequence[str]:
+    """The shortest prefix that, repeated, gives the pattern: a default's depth need not be a multiple of it."""
+    for period in range(1, len(pattern)):
+        if all(item == pattern[index % period] for index, item in enumerate(pattern)):
+            return pattern[:period]
+    return pattern
+
+
+def _rope(
+    raw: Mapping[str, Any], values: Mapping[str, Any], real: Mapping[str, Any], default: Mapping[str, Any]
+) -> dict[str, Any]:
     """``rope_parameters``, also where the file has the older ``rope_theta`` and ``rope_scaling``."""
-    if isinstance(raw.get("rope_parameters"), dict):
-        return raw["rope_parameters"]
-    theta = find(raw, "rope_theta")
-    scaling = raw.get("rope_scaling")
-    own: dict[str, Any] = dict(scaling) if isinstance(scaling, dict) else {}
-    rope_type = own.pop("rope_type", own.pop("type", "default"))
-    nested = isinstance(default.get("full_attention"), dict)
-    base = default["full_attention"] if nested else default
-    full = {"rope_type": rope_type, "rope_theta": theta.value if theta else base.get("rope_theta"), **own}
-    if not nested:
-        return full
+    given = raw.get("rope_scaling") or raw.get("rope_parameters")
+    own: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {}
+    if not isinstance(default.get("full_attention"), Mapping):
+        if not own and default.get("rope_type") != "default":
+            return dict(default)  # the class brings a scaling of its own
+        return _rope_set(own, raw, values, real, default)
+    nested = any(isinstance(value, Mapping) for value in own.values())
+    sets = own if nested else {"full_attention": own}
     local = raw.get("rope_local_base_freq")
-    sliding = dict(default.get("sliding_attention") or {"rope_type": "default"})
-    return {"full_attention": full, "sliding_attention": {**sliding, **({"rope_theta": local} if local else {})}}
+    plain = {key: value for key, value in raw.items() if key != "rope_theta"}
+    return {
+        "full_attention": _rope_set(sets.get("full_attention") or {}, raw, values, real, default["full_attention"]),
+        "sliding_attention": _rope_set(
+            sets.get("sliding_attention") or {},
+            plain | ({"rope_theta": local} if local is not None else {}),
+            values,
+            real,
+            default.get("sliding_attention") or {},
+        ),
+    }
+
+
+def _rope_set(
+    own: Mapping[str, Any],
+    raw: Mapping[str, Any],
+    values: Mapping[str, Any],
+    real: Mapping[str, Any],
+    default: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One set of parameters, completed as transformers' ``standardize_rope_params`` does."""
+    one = {name: value for name, value in own.items() if name != "type"}
+    one.setdefault("rope_type", own.get("type", "default"))
+    if isinstance(one["rope_type"], str):
+        one["rope_type"] = _OLD_NAMES.get(one["rope_type"], one["rope_type"])
+    theta, part = raw.get("rope_theta"), raw.get("partial_rotary_factor")
+    one.setdefault("rope_theta", default.get("rope_theta") if theta is None else theta)
+    part = default.get("partial_rotary_factor") if part is None else part
+    if part is not None:
+        one.setdefault("partial_rotary_factor", part)
+    if one["rope_type"] in _STRETCHED:
+        # Phi3 keeps the length beside the parameters, and that one counts.
+        outside = values.get("original_max_position_embeddings")
+        if outside is not None:
+            one["original_max_position_embeddings"] = outside
+        one.setdefault("original_max_position_embeddings", real["max_position_embeddings"])
+    return one

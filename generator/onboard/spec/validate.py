@@ -85,13 +85,18 @@ def check_read(
 
     Raises:
         UsageError: a value that no decoder has.
-        Unsupported: an activation, rope type or layer type that is not known, with those that are.
+        Unsupported: an activation, rope type or layer type that is not known, with those that are; or a size.
     """
     for name, most in _SIZES.items():
         _size(name, config.get(name), most, least=1)
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"):
         if config.get(name) is None:
-            _refuse(name, None, "the size is needed")
+            raise Unsupported(
+                f"The architecture's {name} is not known.",
+                "Its config class has no such field, under none of the names that onboard knows.",
+                "Report the architecture.",
+                code="unsupported.size",
+            )
     heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
     if kv_heads is not None and heads % kv_heads:
         _refuse("num_key_value_heads", kv_heads, f"it has to divide num_attention_heads, which is {heads}")
@@ -135,7 +140,7 @@ def _number_by_name(key: str, value: Any) -> None:
     """Ranges that go by the words of a key."""
     if not _is_number(value):
         return
-    if key.endswith(("eps", "epsilon")) and not 0 <= value < 1:
+    if (key == "eps" or key.endswith(("_eps", "epsilon"))) and not 0 <= value < 1:
         _refuse(key, value, "an epsilon is from 0 to below 1")
     if ("dropout" in key or "pdrop" in key) and not 0 <= value <= 1:
         _refuse(key, value, "a probability is from 0 to 1")
