@@ -1,7 +1,8 @@
 """Measure transformers' own dense decoders, for ``onboard inspect``, which must not import torch.
 
 Runs the probe on the default config of every decoder-only architecture of the causal-LM mapping and writes
-``generator/onboard/spec/measured/<model_type>.json``. ``onboard new`` never reads these files: it measures the very model.
+``generator/onboard/spec/measured/<model_type>.json``. ``onboard new`` never reads these files: it measures the very
+model.
 
     python scripts/measure_architectures.py              all of them (some minutes)
     python scripts/measure_architectures.py llama phi3   these
@@ -17,16 +18,15 @@ from typing import Any
 
 import torch
 import transformers
-from transformers.activations import ACT2FN
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
 from onboard.pipeline.making import is_builtin
 from onboard.reference.build import NoReference
 from onboard.reference.probe import probe
 from onboard.reference.roles import Unexplained
 from onboard.spec.kind import classify
 from onboard.spec.static import SIZES
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 TARGET = Path(__file__).parents[1] / "generator" / "onboard" / "spec" / "measured"
 

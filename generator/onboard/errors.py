@@ -1,7 +1,9 @@
 """Errors for people: what happened, why, and what to do about it.
 
-Every error that a user can meet is an :class:`OnboardError`. The command line prints its three lines (or, with ``--json``,
-its :meth:`OnboardError.as_json`) and exits with :attr:`OnboardError.exit_status`. Anything else that reaches the command line
+Every error that a user can meet is an :class:`OnboardError`. The command line prints its three lines (or, with
+``--json``,
+its :meth:`OnboardError.as_json`) and exits with :attr:`OnboardError.exit_status`. Anything else that reaches the
+command line
 is a bug of ours and exits 5.
 """
 
@@ -53,7 +55,8 @@ class Unsupported(OnboardError):
     """The model is not one that onboard can write, and why.
 
     Args:
-        is_: what the model is instead (``"encoder-decoder"``, ``"vision only"``, ...), or None where that is not the reason.
+        is_: what the model is instead (``"encoder-decoder"``, ``"vision only"``, ...), or None where that is not the
+            reason.
     """
 
     exit_status = 3

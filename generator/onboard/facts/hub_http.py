@@ -32,7 +32,7 @@ _COME_BACK = frozenset({408, 429, 500, 502, 503, 504})
 _RATE_LIMIT = re.compile(r";\s*r\s*=\s*0\s*;\s*t\s*=\s*(\d+)")
 
 
-class Unanswered(Exception):  # noqa: N818 - not an error yet: the next try may be answered
+class Unanswered(Exception):
     """A request that got no usable answer.
 
     Deliberately none of the exception types that the client catches, so that it reaches :meth:`Patience.ask`.

@@ -81,8 +81,8 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
     measured = measured_architecture(kind.model_type or "")
     if measured is None:
         warning = (
-            f"the architecture {kind.architecture or kind.model_type} has not been measured; `onboard new` asks the reference "
-            "where transformers has one"
+            f"the architecture {kind.architecture or kind.model_type} has not been measured; "
+            "`onboard new` asks the reference where transformers has one"
         )
         return Inspection(**common, warnings=(*facts.warnings, warning))
     check_config(source.decoder)

@@ -179,9 +179,7 @@ def _record(plan: Plan, work: Work, result: TestResult) -> None:
     lock = json.loads(texts[places.lock])
     lock["files"][places.review] = sha256(review.encode())
     edits = (
-        FileChange(
-            places.review, review, "the results of the tests", True, sha256(texts[places.review].encode())
-        ),
+        FileChange(places.review, review, "the results of the tests", True, sha256(texts[places.review].encode())),
         FileChange(
             places.lock,
             json.dumps(lock, indent=2, sort_keys=True) + "\n",
@@ -210,7 +208,9 @@ def _payload(
     source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, *, trusted: bool
 ) -> dict[str, Any]:
     places = work.layout
-    counts = {name: sum(module["origin"] == name for module in rendered.origins) for name in ("native", "reused", "novel")}
+    counts = {
+        name: sum(module["origin"] == name for module in rendered.origins) for name in ("native", "reused", "novel")
+    }
     warnings = list(source.facts.warnings)
     if work.builtin and places.target == "plugin":
         warnings.append(
@@ -218,7 +218,9 @@ def _payload(
             "register this one with exist_ok=True (see the project's README)."
         )
     if trusted:
-        warnings.append("--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run")
+        warnings.append(
+            "--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run"
+        )
     if backup is not None:
         warnings.append(f"hand-made files of the old project were kept in {backup}")
     return {

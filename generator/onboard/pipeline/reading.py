@@ -100,7 +100,11 @@ def class_names(source: Read, name: str | None) -> tuple[str, str]:
 def versions() -> dict[str, str | None]:
     """Versions of what a package is made and proven with, read without importing any of it."""
     found: dict[str, str | None] = {"onboard": __version__}
-    for key, distribution in (("transformers", "transformers"), ("nemo_automodel", "nemo-automodel"), ("torch", "torch")):
+    for key, distribution in (
+        ("transformers", "transformers"),
+        ("nemo_automodel", "nemo-automodel"),
+        ("torch", "torch"),
+    ):
         try:
             found[key] = metadata.version(distribution)
         except metadata.PackageNotFoundError:

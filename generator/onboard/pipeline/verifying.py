@@ -1,4 +1,4 @@
-"""``onboard verify`` and ``onboard check``: run the proof of a generated package again, and see whether it has drifted."""
+"""``onboard verify`` and ``onboard check``: prove a generated package again, and see whether it has drifted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class VerifyResult:
 
     def as_json(self) -> Mapping[str, Any]:
         """What ``onboard verify --json`` prints."""
-        warnings = [f"{path} differs from what onboard wrote; the result is that of the edited file" for path in self.edited]
+        warnings = [
+            f"{path} differs from what onboard wrote; the result is that of the edited file" for path in self.edited
+        ]
         return {
             "schema_version": 1,
             "architecture": self.lock.architecture,

@@ -82,7 +82,7 @@ def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
         raise Unsupported(
             f"The {answer['part']} of this architecture is not explained yet.",
             f"{answer['what']}.{nearest}",
-            "Report the architecture, or write this part by hand after an architecture that comes near (`onboard inspect`).",
+            "Report the architecture, or write this part by hand after one that comes near (`onboard inspect`).",
             code=f"unsupported.{answer['part'].replace(' ', '_')}",
         )
     answer["origin"] = f"tiny {answer['reference_class']} of transformers {answer['transformers']}"

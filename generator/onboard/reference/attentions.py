@@ -49,7 +49,9 @@ def explain_attention(
     fits: list[Fit] = []
     for names in _projections(attention, path, recording, heads * head_dim, kv_heads * head_dim):
         q, k, v = _states(attention, names, call, heads, kv_heads, head_dim)
-        settings = itertools.product(("half", "interleaved", "none"), scales.items(), (False, True) if window else (False,))
+        settings = itertools.product(
+            ("half", "interleaved", "none"), scales.items(), (False, True) if window else (False,)
+        )
         for style, (scale, value), windowed in settings:
             table: Table | None = call.inputs.get("position_embeddings")
             if style != "none" and table is None:
@@ -111,9 +113,7 @@ def _projections(
     raise Unexplained("attention", f"projections of widths {widths} in {path}")
 
 
-def _qk_norms(
-    attention: nn.Module, path: str, recording: Recording, q_width: int, kv_width: int
-) -> dict[str, Any]:
+def _qk_norms(attention: nn.Module, path: str, recording: Recording, q_width: int, kv_width: int) -> dict[str, Any]:
     norms = [name for name, module in attention.named_modules() if is_norm(module) and f"{path}.{name}" in recording]
     if not norms:
         return {"qk_norm": None, "q_norm": None, "k_norm": None}

@@ -38,9 +38,15 @@ def explain_block(layer: nn.Module, index: int, roles: Roles, recording: Recordi
     middle = x + (norms[post_attention].output if post_attention else attention.output)
     end = middle + (norms[post_mlp].output if post_mlp else mlp.output)
     before_mlp = norms[pre_mlp].x if pre_mlp else mlp.x
-    differences = (close(middle, before_mlp), close(end, y), close(x, norms[pre_attention].x if pre_attention else attention.x))
+    differences = (
+        close(middle, before_mlp),
+        close(end, y),
+        close(x, norms[pre_attention].x if pre_attention else attention.x),
+    )
     if any(difference is None for difference in differences):
-        raise Unexplained("block", f"{path} is not two residual branches after one another", ("parallel", "scaled residual"))
+        raise Unexplained(
+            "block", f"{path} is not two residual branches after one another", ("parallel", "scaled residual")
+        )
     return {
         "pre_attention_norm": pre_attention,
         "post_attention_norm": post_attention,
@@ -58,7 +64,11 @@ def explain_dropout(layer: nn.Module, roles: Roles, config: PretrainedConfig) ->
     """
     if not roles.dropouts:
         return {"dropout_key": None, "attention_dropout": None, "mlp_dropout": None}
-    keys = [name for name in vars(config) if name in ("resid_pdrop", "hidden_dropout", "residual_dropout", "hidden_dropout_prob")]
+    keys = [
+        name
+        for name in vars(config)
+        if name in ("resid_pdrop", "hidden_dropout", "residual_dropout", "hidden_dropout_prob")
+    ]
     if len(roles.dropouts) != 2 or len(keys) != 1:
         raise Unexplained("block", f"dropouts {roles.dropouts} with config keys {keys}")
     first, second = roles.dropouts
@@ -80,13 +90,18 @@ def explain_embedding(
     candidates |= {
         f"config.{name}": float(value)
         for name, value in vars(config).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and "emb" in name and name.endswith(("scale", "multiplier"))
+        if isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and "emb" in name
+        and name.endswith(("scale", "multiplier"))
     }
     for expression, value in candidates.items():
         difference = close(rows * value, found)
         if difference is not None:
             return {"scale": expression, "difference": difference}
-    raise Unexplained("embedding", "the first layer's input is not the embedding times a known constant", tuple(map(str, candidates)))
+    raise Unexplained(
+        "embedding", "the first layer's input is not the embedding times a known constant", tuple(map(str, candidates))
+    )
 
 
 def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, recording: Recording) -> dict[str, Any]:

@@ -26,17 +26,20 @@ def find_class(architecture: str, model_type: str | None) -> type[PreTrainedMode
 
     Args:
         architecture: name in config.json's ``architectures``.
-        model_type: config.json's ``model_type``; decides where transformers has no class of that name (``LLaMAForCausalLM``).
+        model_type: config.json's ``model_type``; decides where transformers has no class of that name
+            (``LLaMAForCausalLM``).
 
     Raises:
         NoReference: transformers has neither.
     """
     names = [architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")]
     for name in names:
-        found = _attribute(name) if isinstance(name, str) else None
-        if isinstance(found, type) and issubclass(found, PreTrainedModel) and found.config_class is not None:
+        found: Any = _attribute(name) if isinstance(name, str) else None
+        if isinstance(found, type) and issubclass(found, PreTrainedModel) and getattr(found, "config_class", None):
             return found
-    raise NoReference(f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}")
+    raise NoReference(
+        f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}"
+    )
 
 
 def _attribute(name: str) -> Any:
@@ -77,7 +80,8 @@ def build(cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0) 
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Fill every parameter so that no mistake can hide behind an initial value of zero or one.
 
-    Matrices are ``0.3 * N(0, 1)``, norm weights ``1 + 0.4 * N(0, 1)``, biases ``0.3 * N(0, 1)``. Drawn in the order of the
+    Matrices are ``0.3 * N(0, 1)``, norm weights ``1 + 0.4 * N(0, 1)``, biases ``0.3 * N(0, 1)``. Drawn in the order
+    of the
     parameters' names, so that two models with the same names get the same values.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -43,7 +43,14 @@ def explain_mlp(mlp: nn.Module, path: str, recording: Recording, config: Pretrai
             for gate, up in (ins, ins[::-1]):
                 hidden = act(linears[gate](call.x)) * linears[up](call.x)
                 fits += _fit(
-                    down, hidden, call.output, fused=None, gate_proj=gate, up_proj=up, activation_key=key, activation=activation
+                    down,
+                    hidden,
+                    call.output,
+                    fused=None,
+                    gate_proj=gate,
+                    up_proj=up,
+                    activation_key=key,
+                    activation=activation,
                 )
         elif len(ins) == 1:
             first, second = linears[ins[0]](call.x).chunk(2, dim=-1)
@@ -59,7 +66,9 @@ def explain_mlp(mlp: nn.Module, path: str, recording: Recording, config: Pretrai
                     activation=activation,
                 )
     if len(fits) != 1:
-        raise Unexplained("mlp", f"{len(fits)} candidates fit", tuple(f"gated, {name}" for name in activations.values()))
+        raise Unexplained(
+            "mlp", f"{len(fits)} candidates fit", tuple(f"gated, {name}" for name in activations.values())
+        )
     biased = {name: linears[name].bias is not None for name in linears}
     if len(set(biased.values())) > 1:
         raise Unexplained("mlp", f"some projections have a bias and some have not: {biased}")

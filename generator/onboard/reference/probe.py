@@ -38,7 +38,6 @@ from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
 from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
 from onboard.spec.keys import data_keys
 
-
 MEMORY_BYTES = 8 * 1024**3
 # Keys that transformers writes in another form than old files have them.
 _RESPELT = frozenset(("architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"))
@@ -87,7 +86,9 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "config_class": cls.config_class.__name__,
         "tiny": fields,
         "real": _real(real, raw),
-        "roles": {name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")},
+        "roles": {
+            name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
+        },
         "norm": explain_norms(norms, model.config),
         "mlp": mlps[0] | {"difference": max(mlp["difference"] for mlp in mlps)},
         "attention": _attention(model, roles, fits, windowed, windowed_fields),
@@ -121,11 +122,12 @@ def _fit(
     model: PreTrainedModel, roles: Roles, recording: Recording, index: int, head_dim: int, window: int | None
 ) -> Fit:
     path = f"{roles.layer(index)}.{roles.attention}"
-    return explain_attention(model.get_submodule(path), path, recording, model.config, head_dim, window)
+    fit: Fit = explain_attention(model.get_submodule(path), path, recording, model.config, head_dim, window)
+    return fit
 
 
 def _windowed(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The tiny config with a sliding window on where the config class has one; None where it is on already or unknown."""
+    """The tiny config with a sliding window on, where the class has one; None where it is on already or unknown."""
     if "sliding_window" not in fields or fields["sliding_window"] is not None:
         return None
     on = {**fields, "sliding_window": WINDOW}
@@ -186,7 +188,8 @@ def _head(
 def _rope_layers_key(config: PretrainedConfig, rotated: list[bool]) -> str | None:
     if all(rotated):
         return None
-    for name, value in vars(config).items():
+    fields: dict[str, Any] = vars(config)
+    for name, value in fields.items():
         if isinstance(value, list) and len(value) == len(rotated) and [bool(item) for item in value] == rotated:
             return name
     raise Unexplained("rope", f"layers that rotate: {rotated}, and no config field says so")
@@ -238,7 +241,7 @@ def _served_ropes(
                 continue  # the config class makes another scaling of it
             recording, _ = record(model, input_ids=input_ids)
             explain_tables(model.config, _tables(model, roles, recording), head_dim)
-        except Exception:  # noqa: S112 - a scaling that the reference refuses is not served
+        except Exception:
             continue
         served[rope_type] = parameters
     return served
@@ -264,7 +267,9 @@ def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
     declared = {field.name for field in dataclasses.fields(real)}
     # The class keeps keys that it does not know as attributes, and takes those that it does know apart.
     kept = set(vars(real)) - declared
-    known["fields"] = sorted(declared | set(real.attribute_map) | {"partial_rotary_factor"} | (set(data_keys(raw)) - kept))
+    known["fields"] = sorted(
+        declared | set(real.attribute_map) | {"partial_rotary_factor"} | (set(data_keys(raw)) - kept)
+    )
     known["values"] = {
         name: getattr(real, name)
         for name in type(real).__dataclass_fields__
@@ -289,7 +294,11 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any]) -> dict[str,
             layouts[tied] = disk_tensors(model, Path(folder))
             if not tied:
                 native = sorted(model.state_dict())
-    return {"disk": layouts[False], "native": native, "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True]))}
+    return {
+        "disk": layouts[False],
+        "native": native,
+        "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True])),
+    }
 
 
 def answer(request: Mapping[str, Any]) -> str:

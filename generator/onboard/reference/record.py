@@ -61,7 +61,7 @@ def _hook(recording: Recording, path: str) -> Callable[..., None]:
         first = output[0] if isinstance(output, (tuple, list)) else output
         if path in recording or not isinstance(first, torch.Tensor):
             return
-        names = [name for name in inspect.signature(module.forward).parameters]
+        names = list(inspect.signature(module.forward).parameters)
         bound = dict(zip(names, args, strict=False)) | kwargs
         copied = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in bound.items()}
         recording[path] = Call(copied, first.clone(), kwargs)

@@ -1,6 +1,7 @@
 """Which module of the reference plays which part.
 
-Decided by what the modules are and do, not by their names: the list that is as long as the model is deep, the module that
+Decided by what the modules are and do, not by their names: the list that is as long as the model is deep, the module
+    that
 gets the last layer's output, the child that takes an attention mask.
 """
 
@@ -61,7 +62,9 @@ def find_roles(model: PreTrainedModel, recording: Recording) -> Roles:
     """
     paths = {id(module): path for path, module in model.named_modules()}
     depth = model.config.num_hidden_layers
-    lists = [path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth]
+    lists = [
+        path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth
+    ]
     if not lists:
         raise Unexplained("layers", f"no list of {depth} layers in {type(model).__name__}")
     layers = lists[0]
@@ -77,13 +80,16 @@ def find_roles(model: PreTrainedModel, recording: Recording) -> Roles:
     if len(finals) != 1:
         raise Unexplained("norm", f"{len(finals)} modules take the last layer's output, expected one final norm")
     layer = model.get_submodule(f"{layers}.0")
-    mixers, mlps = [], []
+    mixers: list[str] = []
+    mlps: list[str] = []
     for name, child in layer.named_children():
         if any(isinstance(module, LINEAR) for module in child.modules()):
             takes_mask = "attention_mask" in inspect.signature(child.forward).parameters
             (mixers if takes_mask else mlps).append(name)
     if len(mixers) != 1 or len(mlps) != 1:
-        raise Unexplained("block", f"a layer has {len(mixers)} attention modules and {len(mlps)} MLPs, expected one each")
+        raise Unexplained(
+            "block", f"a layer has {len(mixers)} attention modules and {len(mlps)} MLPs, expected one each"
+        )
     norms = [name for name, child in layer.named_children() if is_norm(child)]
     return Roles(
         embedding=paths[id(model.get_input_embeddings())],

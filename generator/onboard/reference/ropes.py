@@ -30,7 +30,8 @@ Table = tuple[torch.Tensor, torch.Tensor]
 def rotate(x: torch.Tensor, table: Table, style: str) -> torch.Tensor:
     """Rotate ``[B, heads, S, D]`` by a table ``[B, S, rotary dims]``; ``none`` leaves it.
 
-    ``half`` pairs dimension i with i + rotary dims / 2 (transformers' Llama), ``interleaved`` with i + 1 (arXiv:2104.09864).
+    ``half`` pairs dimension i with i + rotary dims / 2 (transformers' Llama), ``interleaved`` with i + 1
+    (arXiv:2104.09864).
     """
     if style == "none":
         return x

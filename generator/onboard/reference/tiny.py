@@ -1,7 +1,8 @@
 """A tiny config that keeps every feature of the real one.
 
 Rules: all sizes differ from each other wherever the architecture allows it (equal sizes hide transposed and swapped
-tensors); fewer key/value heads than query heads; one full period of the layer pattern and one layer more; a window and a
+tensors); fewer key/value heads than query heads; one full period of the layer pattern and one layer more; a window
+and a
 RoPE scaling range shorter than :data:`SEQUENCE`; at most a million parameters.
 """
 
@@ -108,12 +109,14 @@ def _layer_count(real: PretrainedConfig) -> int:
     ]
     count = max([3, *(_period(pattern) + 1 for pattern in patterns)])
     if count > MOST_LAYERS:
-        raise Unexplained("layer pattern", f"it repeats only after {count - 1} layers, at most {MOST_LAYERS - 1} are served")
+        raise Unexplained(
+            "layer pattern", f"it repeats only after {count - 1} layers, at most {MOST_LAYERS - 1} are served"
+        )
     return count
 
 
 def _period(pattern: Sequence[str]) -> int:
-    """Length of the shortest prefix that, repeated, gives the pattern; where none does, of that with every kind in it."""
+    """Length of the shortest prefix that gives the pattern when repeated; where none does, of that with every kind in it."""
     for period in range(1, len(pattern) // 2 + 1):
         if all(item == pattern[index % period] for index, item in enumerate(pattern)):
             return period

@@ -155,7 +155,9 @@ def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]
         return {"path": path, "origin": "native", "why": f"{what}, max difference {difference:.1e}"}
 
     return [
-        native("model.embed_tokens", "embedding", "embedding" + (" with a constant factor" if spec.embedding.scale else "")),
+        native(
+            "model.embed_tokens", "embedding", "embedding" + (" with a constant factor" if spec.embedding.scale else "")
+        ),
         native("model.rotary_emb", "rope", f"{' and '.join(spec.rope.types)} rotation"),
         native(f"{layer}.{spec.attention.name}", "attention", attention_summary(spec)[:-1]),
         native(f"{layer}.{spec.mlp.name}", "mlp", f"gated MLP with {spec.mlp.activation}"),

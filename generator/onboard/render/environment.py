@@ -35,7 +35,7 @@ def environment(overrides: Path | None = None) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # noqa: S701 - Python source; strings of strangers go through `literal`
+        autoescape=False,
     )
     env.filters["literal"] = literal
     env.filters["tuple_literal"] = tuple_literal
@@ -76,7 +76,10 @@ def text(value: Any) -> str:
 def cell(value: Any) -> str:
     """A string for a table cell, also between backticks: one line, no pipe, no backtick."""
     line = " ".join(str(value).split())
-    return "".join(char if char.isprintable() and char not in "|`" else "\N{FULLWIDTH VERTICAL LINE}" if char == "|" else "'" for char in line)
+    return "".join(
+        char if char.isprintable() and char not in "|`" else "\N{FULLWIDTH VERTICAL LINE}" if char == "|" else "'"
+        for char in line
+    )
 
 
 def literal(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Which mistakes the generated test_mutants.py plants: those that this architecture makes possible.
 
-Each is one line of Python that the reviewer reads in the generated file. A mutant that a model cannot show (a swap of norms
+Each is one line of Python that the reviewer reads in the generated file. A mutant that a model cannot show (a swap of
+norms
 where there is one norm) is not listed, instead of being listed and skipped.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from onboard.spec.arch import ArchSpec
@@ -76,7 +78,7 @@ def _norms(spec: ArchSpec) -> list[Mutant]:
     names = spec.block.norms
     out = [
         Mutant(f"{first} and {second} swapped", f'swap("{first}.weight", "{second}.weight")')
-        for first, second in zip(names, names[1:], strict=False)
+        for first, second in pairwise(names)
     ]
     out.append(Mutant("norm eps off", "larger_eps"))
     if spec.norm.offset:
@@ -119,8 +121,12 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
         out.append(Mutant("interleaved rotation", "interleaved_rotation"))
     if spec.attention.rope_layers_key:
         shifted = "lambda module, index: not module.use_rope if index > 1 else module.use_rope"
-        out.append(Mutant("every layer rotates", f'set_attribute("{spec.attention.name}", "use_rope", lambda *_: True)'))
-        out.append(Mutant("layers that rotate shifted", f'set_attribute("{spec.attention.name}", "use_rope", {shifted})'))
+        out.append(
+            Mutant("every layer rotates", f'set_attribute("{spec.attention.name}", "use_rope", lambda *_: True)')
+        )
+        out.append(
+            Mutant("layers that rotate shifted", f'set_attribute("{spec.attention.name}", "use_rope", {shifted})')
+        )
     return out
 
 

@@ -93,7 +93,11 @@ def render(work: Work) -> Rendered:
     package, tests = layout.package_dir, layout.tests_dir
     add(f"{package}/__init__.py", "package/__init__.py.j2", "makes the folder a package")
     add(f"{package}/model.py", "package/model.py.j2", "the model")
-    add(f"{package}/state_dict_adapter.py", "package/state_dict_adapter.py.j2", "checkpoint names and layouts, both ways")
+    add(
+        f"{package}/state_dict_adapter.py",
+        "package/state_dict_adapter.py.j2",
+        "checkpoint names and layouts, both ways",
+    )
     if context["layer_reasons"]:
         reason = f"the framework lacks {' and '.join(context['layer_reasons'])}"
         add(f"{package}/layers.py", "package/layers.py.j2", reason)
@@ -156,7 +160,9 @@ def _context(work: Work) -> dict[str, Any]:
         "fresh_loss_tolerance": 1.0 if spec.embedding.scale else 0.2,
         "prompt_length": 6 if {"dynamic", "longrope"} & set(spec.rope.types) else 9,
         "new_tokens": 8 if {"dynamic", "longrope"} & set(spec.rope.types) else 12,
-        "respelt_keys": sorted(known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}),
+        "respelt_keys": sorted(
+            known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
+        ),
         "normalised": measured["real"]["normalised"],
         "uniform_kind": len(set(spec.layer_kinds)) == 1,
         "other_value": other_value,
@@ -184,7 +190,7 @@ def _context(work: Work) -> dict[str, Any]:
 
 def _contract(files: list[RenderedFile], env: Any, name: str) -> str:
     """The first words of a test's contract, which its docstring opens with."""
-    source, _, _ = env.loader.get_source(env, f"tests/{name}.py.j2")
+    source: str = env.loader.get_source(env, f"tests/{name}.py.j2")[0]
     first = source.split('"""Contract: ', 1)[1].split("\n", 1)[0]
     return "proves that " + first.rstrip('".').split(";")[0]
 

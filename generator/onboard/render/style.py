@@ -39,7 +39,10 @@ def format_sources(sources: Mapping[str, str], first_party: Sequence[str]) -> di
         own = f"lint.isort.known-first-party={list(first_party)!r}"
         _ruff(["check", "--fix-only", "--select", "F401,I", "--exit-zero", "--config", own, *_isolated(), "."], root)
         _ruff(["format", *_isolated(), "."], root)
-        return {path: (root / path).read_text(encoding="utf-8") if path in python else text for path, text in sources.items()}
+        return {
+            path: (root / path).read_text(encoding="utf-8") if path in python else text
+            for path, text in sources.items()
+        }
 
 
 def lint(root: Path, first_party: Sequence[str] = ()) -> str:

@@ -1,7 +1,9 @@
 """ArchSpec: a frozen, typed description of a decoder's architecture.
 
-The spec says *what* the model computes, in the field's own terms, and which config.json key each number comes from. It never
-says how the code looks. Every leaf has a :class:`Provenance`, kept beside the tree (see :attr:`ArchSpec.provenance`) so that
+The spec says *what* the model computes, in the field's own terms, and which config.json key each number comes from.
+It never
+says how the code looks. Every leaf has a :class:`Provenance`, kept beside the tree (see :attr:`ArchSpec.provenance`)
+so that
 templates and rules read plain values.
 
 Names of config keys are those of transformers' config *class* (``rms_norm_eps``), which generated code reads as
@@ -37,7 +39,7 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True)
 class Dimensions:
-    """Sizes of the real model. Generated code reads them from its config; here they are for people and for the tiny model."""
+    """Sizes of the real model. Generated code reads them from its config; here they are for people."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -80,12 +82,15 @@ class Attention:
         name: attribute of the layer that holds the module (``self_attn``).
         fused_qkv: name of the one projection whose output is ``[q | k | v]``, or None where q, k and v are separate.
         q_proj, k_proj, v_proj: names of the separate projections (unused where fused).
-        qk_norm: None; ``head``: over ``head_dim`` of each head; ``width``: over the whole projection before the split into heads.
+        qk_norm: None; ``head``: over ``head_dim`` of each head; ``width``: over the whole projection before the split
+            into heads.
         scale: Python expression of ``config`` for the softmax scale.
         window_key: config key of the sliding window, None where no layer has one.
-        window_layers: ``all``: every layer where the key is set; ``by_layer_type``: where ``layer_types`` says ``sliding_attention``.
+        window_layers: ``all``: every layer where the key is set; ``by_layer_type``: where ``layer_types`` says
+            ``sliding_attention``.
         dropout_key: config key of the dropout on attention weights, or None.
-        rope_layers_key: config key of a per-layer list that is truthy where the layer rotates, None where every layer does.
+        rope_layers_key: config key of a per-layer list that is truthy where the layer rotates, None where every layer
+            does.
     """
 
     name: str

@@ -1,7 +1,9 @@
 """From what was measured on the reference to an ArchSpec with the provenance of every field.
 
-``measured`` is the JSON of :mod:`onboard.reference.probe`: of this very model (``onboard new``), or of the architecture's
-defaults as shipped in ``measured/`` (``onboard inspect``, which must not import torch). Nothing is guessed here: a field that neither
+``measured`` is the JSON of :mod:`onboard.reference.probe`: of this very model (``onboard new``), or of the
+architecture's
+defaults as shipped in ``measured/`` (``onboard inspect``, which must not import torch). Nothing is guessed here: a
+field that neither
 config.json nor a measurement gives is an error.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from onboard.errors import Unsupported
@@ -36,9 +39,7 @@ from onboard.spec.keys import ALIASES
 from onboard.spec.review import unknown_keys
 
 
-def derive(
-    raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]
-) -> ArchSpec:
+def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]) -> ArchSpec:
     """Build the spec of a dense decoder.
 
     Args:
@@ -89,13 +90,14 @@ def derive(
         provenance={},
     )
     fixed = _fixed(spec, found)
-    review = (*_length_dependent(spec), *_unknown(raw, found), *_normalised(raw, found), *(_fixed_review(item) for item in fixed))
-    fields = {name: getattr(spec, name) for name in ArchSpec.__dataclass_fields__}
-    spec = ArchSpec(**{**fields, "fixed": fixed, "review": tuple(review)})
-    return ArchSpec(
-        **{name: getattr(spec, name) for name in ArchSpec.__dataclass_fields__ if name != "provenance"},
-        provenance=_provenance(spec, raw, found),
+    review = (
+        *_length_dependent(spec),
+        *_unknown(raw, found),
+        *_normalised(raw, found),
+        *(_fixed_review(item) for item in fixed),
     )
+    spec = replace(spec, fixed=fixed, review=review)
+    return replace(spec, provenance=_provenance(spec, raw, found))
 
 
 def _attention(found: Mapping[str, Any]) -> Attention:
@@ -147,12 +149,15 @@ def _bias(present: bool, parameter: str, found: Mapping[str, Any]) -> Bias:
 
 
 def _layer_kinds(real: Mapping[str, Any], attention: Attention) -> tuple[LayerKind, ...]:
-    depth = real["num_hidden_layers"]
+    depth: int = real["num_hidden_layers"]
+    kinds: list[LayerKind]
     if attention.window_key is None or real["sliding_window"] is None:
-        return ("full_attention",) * depth
-    if attention.window_layers == "all":
-        return ("sliding_attention",) * depth
-    return tuple(real["layer_types"])
+        kinds = ["full_attention"] * depth
+    elif attention.window_layers == "all":
+        kinds = ["sliding_attention"] * depth
+    else:
+        kinds = real["layer_types"]
+    return tuple(kinds)
 
 
 def _rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
@@ -203,7 +208,7 @@ def _native(disk: str, roles: Mapping[str, str]) -> str:
 
 
 def _shape(shape: list[int], found: Mapping[str, Any]) -> str:
-    """The tiny shape in the letters of the generated code, whose sizes all differ; a bias is as long as its weight is high."""
+    """The tiny shape in the letters of the generated code, which its sizes give, since they all differ."""
     tiny = found["tiny"]
     head_dim = tiny.get("head_dim") or tiny["hidden_size"] // tiny["num_attention_heads"]
     heads, kv_heads = tiny["num_attention_heads"], tiny["num_key_value_heads"]
@@ -243,7 +248,8 @@ def read_keys(spec: ArchSpec) -> set[str]:
 def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
     """Fields that the reference honours and generated code does not: it refuses any value but this model's.
 
-    This model's value has no effect, or the hypotheses would not hold; only a dropout, which shows in training alone, has
+    This model's value has no effect, or the hypotheses would not hold; only a dropout, which shows in training alone,
+    has
     to be looked at here.
 
     Raises:
@@ -255,7 +261,7 @@ def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
         if found["live"][name]["effect"] == "training" and values.get(name):
             raise Unsupported(
                 "A dropout of this architecture is not explained yet.",
-                f"{found['reference_class']} honours {name}={values[name]} in training at a place that no hypothesis covers.",
+                f"{found['reference_class']} honours {name}={values[name]} at a place that no hypothesis covers.",
                 f"Set {name} to 0 in a copy of config.json if you train without it, or report the architecture.",
                 code="unsupported.dropout",
             )
@@ -274,7 +280,7 @@ def _unknown(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewIte
     return [
         ReviewItem(
             f"config.json has {shown(repr(key))}, which {found['config_class']} does not know.",
-            "The reference ignores it. If the original code reads it, transformers and this package compute something else.",
+            "The reference ignores it. If the original code reads it, transformers computes something else too.",
         )
         for key in unknown_keys(raw, known)
     ]
@@ -286,9 +292,10 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
         return []
     return [
         ReviewItem(
-            f"{types[0]} rotation follows the longest position of a batch, so a key/value cache goes stale when generation "
-            "crosses the original length.",
-            "Training is not affected. transformers' own cached and uncached tokens differ there too; generation is proven up to that length.",
+            f"{types[0]} rotation follows the longest position of a batch, so a key/value cache goes stale "
+            "when generation crosses the original length.",
+            "Training is not affected. transformers' own cached and uncached tokens differ there too; "
+            "generation is proven up to that length.",
         )
     ]
 
@@ -296,7 +303,8 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
 def _normalised(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewItem]:
     return [
         ReviewItem(
-            f"config.json says {key}={shown(repr(raw.get(key)))}, {found['config_class']} reads it as {shown(repr(value))}.",
+            f"config.json says {key}={shown(repr(raw.get(key)))}, "
+            f"{found['config_class']} reads it as {shown(repr(value))}.",
             "The package follows the reference; test_config holds it to exactly this.",
         )
         for key, value in found["real"]["normalised"].items()

@@ -44,12 +44,21 @@ def nearest(measured: Mapping[str, Any], model_type: str, count: int = 3) -> lis
         if other is None or not other["builtin"]:
             continue
         differing = [
-            words for section, field, words in _TRAITS if _norm(section, field, measured) != _norm(section, field, other)
+            words
+            for section, field, words in _TRAITS
+            if _norm(section, field, measured) != _norm(section, field, other)
         ]
         own = other_type == model_type
         ranked.append((not own, len(differing), other["architecture"], differing))
     return [
-        (name, "the same architecture" if not other else f"differs in {', '.join(differing)}" if differing else "no difference")
+        (
+            name,
+            "the same architecture"
+            if not other
+            else f"differs in {', '.join(differing)}"
+            if differing
+            else "no difference",
+        )
         for other, _, name, differing in sorted(ranked)[:count]
     ]
 
@@ -57,4 +66,6 @@ def nearest(measured: Mapping[str, Any], model_type: str, count: int = 3) -> lis
 def _norm(section: str, field: str, measured: Mapping[str, Any]) -> Any:
     """A trait without its names: whether a norm stands there matters, not what it is called."""
     value = measured[section][field]
-    return value is not None if field.endswith(("_norm", "_key", "fused", "fused_qkv")) and field != "qk_norm" else value
+    return (
+        value is not None if field.endswith(("_norm", "_key", "fused", "fused_qkv")) and field != "qk_norm" else value
+    )

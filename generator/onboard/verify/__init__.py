@@ -1,0 +1,1 @@
+"""Runs the proof of a generated package."""

@@ -89,7 +89,9 @@ def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool =
     """
     tests = root / places.tests_dir
     if not tests.is_dir():
-        raise UsageError(f"no generated tests in {tests}", "the folder is not there", "give the folder that `onboard new` wrote")
+        raise UsageError(
+            f"no generated tests in {tests}", "the folder is not there", "give the folder that `onboard new` wrote"
+        )
     with tempfile.TemporaryDirectory(prefix="onboard-verify-") as folder:
         report = Path(folder) / "report.xml"
         arguments = [
@@ -119,7 +121,7 @@ def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool =
             raise OnboardError(
                 "the generated tests could not run",
                 last[:300],
-                "run `onboard doctor`; pytest and nemo-automodel must be installed (pip install 'onboard-models[automodel]')",
+                "run `onboard doctor`; it needs pytest and nemo-automodel (pip install 'onboard-models[automodel]')",
                 code="verify.cannot_run",
             )
         result = _read(report, time.monotonic() - began)
