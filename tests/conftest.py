@@ -42,7 +42,9 @@ def quick_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     from onboard.pipeline import making
 
     by_type = {read_example(name)["model_type"]: name for name in EXAMPLES if name != "phi-4-mini"}
-    monkeypatch.setattr(making, "ask_reference", lambda _config, _architecture, model_type: measure(by_type[model_type]))
+    monkeypatch.setattr(
+        making, "ask_reference", lambda _config, _architecture, model_type: measure(by_type[model_type])
+    )
 
 
 class Quiet:

@@ -31,11 +31,13 @@ def test_the_json(example: str) -> None:
     assert payload["spec"]["dimensions"]["hidden_size"]["provenance"] == "config.json: hidden_size"
     assert found.exit_status == 0
     assert all(len(row) == 4 and all(isinstance(cell, str) for cell in row) for row in found.rows)
-    assert [row[0] for row in found.rows][0] == "model"
+    assert next(row[0] for row in found.rows) == "model"
 
 
 def test_what_is_not_written(tmp_path: Path) -> None:
-    found = inspect_source(written(tmp_path, architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True), revision=None)
+    found = inspect_source(
+        written(tmp_path, architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True), revision=None
+    )
     payload = found.as_json()
     assert found.exit_status == 3
     assert (payload["kind"], payload["is"]) == ("unsupported", "encoder-decoder")

@@ -113,7 +113,17 @@ def test_all_files_of_the_design(tmp_path: Path) -> None:
     files = set(tree(tmp_path / "out"))
     package = "src/nemo_automodel_olmo2"
     assert {f"{package}/{name}.py" for name in ("__init__", "model", "state_dict_adapter")} <= files
-    tests = ("config", "forward", "state_dict_adapter", "layer_parity", "parity", "training", "registration", "packing", "mutants")
+    tests = (
+        "config",
+        "forward",
+        "state_dict_adapter",
+        "layer_parity",
+        "parity",
+        "training",
+        "registration",
+        "packing",
+        "mutants",
+    )
     assert {f"tests/test_{name}.py" for name in tests} <= files
     assert {
         "pyproject.toml",
@@ -146,9 +156,12 @@ def test_a_diff_is_a_patch_of_every_file(tmp_path: Path) -> None:
 
 
 def test_a_second_run_is_the_same(tmp_path: Path) -> None:
+    """A project that is there needs --force; then each file is as it was."""
     run(out=tmp_path / "out")
     before = tree(tmp_path / "out")
-    result = run(out=tmp_path / "out")
+    with pytest.raises(UsageError, match="cannot make"):
+        run(out=tmp_path / "out")
+    result = run(out=tmp_path / "out", force=True)
     assert tree(tmp_path / "out") == before
     assert {row["action"] for row in result.summary_rows} == {"same"}
     assert run(out=tmp_path / "out", diff=True, dry_run=True).diff == ""
@@ -163,11 +176,14 @@ def test_edits_by_hand_are_not_lost(tmp_path: Path) -> None:
     before = tree(out)
     with pytest.raises(UsageError) as caught:
         run(out=out)
-    assert "model.py" in f"{caught.value.what} {caught.value.why}"
+    assert "--force" in caught.value.do
     assert tree(out) == before
     assert check(out).exit_status == 1
-    run(out=out, force=True)
+    assert ("src/nemo_automodel_olmo2/model.py", "edited") in check(out).rows
+    result = run(out=out, force=True)
     assert "# mine" not in model.read_text()
+    backup = next(warning.rpartition(" ")[2] for warning in result.payload["warnings"] if "kept in" in warning)
+    assert "# mine" in next(Path(backup).rglob("model.py")).read_text()
     assert check(out).exit_status == 0
 
 
@@ -238,7 +254,9 @@ def test_two_models_into_one_checkout(checkout: Path) -> None:
         assert after[REGISTRY].decode().count(f'"{architecture}",\n') == 1
 
 
-def test_the_working_directory_chooses_the_target(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_chooses_the_target(
+    checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(checkout / MODELS)
     assert run(dry_run=True).payload["target"] == "intree"
     assert run(dry_run=True, target="plugin").payload["target"] == "plugin"
@@ -306,7 +324,7 @@ def test_results_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "41" in review
     assert check(out).exit_status == 0
     before = tree(out)
-    run(out=out, verify=True)
+    run(out=out, verify=True, force=True)
     assert tree(out) == before
 
 

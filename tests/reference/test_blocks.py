@@ -1,4 +1,4 @@
-"""The order of a layer, and what stands before the first and after the last: each alternative planted in a real model."""
+"""The order of a layer, and what stands before the first and after the last: each alternative in a real model."""
 
 from __future__ import annotations
 

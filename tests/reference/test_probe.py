@@ -1,4 +1,4 @@
-"""The whole measurement, with an alternative planted in transformers' own modules: found where served, refused where not."""
+"""The whole measurement, with alternatives planted in transformers' modules: found where served, else refused."""
 
 from __future__ import annotations
 

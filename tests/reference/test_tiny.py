@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from hypothesis import given
 from hypothesis import strategies as st
-from huggingface_hub.errors import StrictDataclassError
 from onboard.reference.roles import Unexplained
 from onboard.reference.tiny import HEAD_DIM, MOST_LAYERS, SEQUENCE, WINDOW, _period, candidates, tiny_fields
 from onboard.spec.kind import classify

@@ -13,7 +13,23 @@ from hypothesis import strategies as st
 from jinja2 import UndefinedError
 from onboard.render.environment import cell, environment, literal, templates_folder, text, tuple_literal
 
-NASTY = ["'", '"', "\\", "\n", "\r\n", "\x00", "\x1b[31m", "\u2028", "\ud800", "{{ 1 }}", "{% raw %}", '"""', "é", "\U0001f600", "\u202e"]
+NASTY = [
+    "'",
+    '"',
+    "\\",
+    "\n",
+    "\r\n",
+    "\x00",
+    "\x1b[31m",
+    "\u2028",
+    "\ud800",
+    "{{ 1 }}",
+    "{% raw %}",
+    '"""',
+    "é",
+    "\U0001f600",
+    "\u202e",
+]
 strings = st.one_of(st.text(), st.sampled_from(NASTY), st.text(st.sampled_from("'\"\\{}%#\n\t|`<>&;")))
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | strings,
@@ -109,7 +125,8 @@ def test_a_name_that_is_not_there_is_an_error() -> None:
 
 
 TEMPLATES = sorted(
-    file.relative_to(templates_folder() / "automodel").as_posix() for file in (templates_folder() / "automodel").rglob("*.j2")
+    file.relative_to(templates_folder() / "automodel").as_posix()
+    for file in (templates_folder() / "automodel").rglob("*.j2")
 )
 
 

@@ -65,11 +65,10 @@ def test_no_trace_of_a_template(example: str, written) -> None:
 
 def public(tree: ast.AST, inside: str = ""):
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            if not node.name.startswith("_"):
-                yield f"{inside}{node.name}", node
-                if isinstance(node, ast.ClassDef):
-                    yield from public(node, f"{node.name}.")
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+            yield f"{inside}{node.name}", node
+            if isinstance(node, ast.ClassDef):
+                yield from public(node, f"{node.name}.")
 
 
 def test_public_names_are_documented(example: str, written) -> None:
@@ -102,7 +101,15 @@ def test_every_test_opens_with_its_contract(example: str, written) -> None:
 
 # Words that a package may have only where its model has the feature; the families that have it.
 FEATURES = {
-    "sliding": {"gemma-3-1b", "mistral-7b-v0.1", "phi-3-mini-4k", "phi-4-mini", "qwen2.5-0.5b", "qwen3-0.6b", "smollm3-3b"},
+    "sliding": {
+        "gemma-3-1b",
+        "mistral-7b-v0.1",
+        "phi-3-mini-4k",
+        "phi-4-mini",
+        "qwen2.5-0.5b",
+        "qwen3-0.6b",
+        "smollm3-3b",
+    },
     "use_rope": {"smollm3-3b"},
     "no_rope_layers": {"smollm3-3b"},
     "nn.Dropout": {"phi-3-mini-4k", "phi-4-mini"},

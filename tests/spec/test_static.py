@@ -27,7 +27,10 @@ def real_configs() -> dict[str, dict[str, Any]]:
 
 
 CONFIGS = real_configs()
-BARE = {name: {"model_type": name, "architectures": [measured_architecture(name)["architecture"]]} for name in measured_types()}
+BARE = {
+    name: {"model_type": name, "architectures": [measured_architecture(name)["architecture"]]}
+    for name in measured_types()
+}
 VARIANTS: dict[str, dict[str, Any]] = {
     "gemma3 flat scaling": {**BARE["gemma3_text"], "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     "gemma3 pattern": {**BARE["gemma3_text"], "sliding_window_pattern": 3, "num_hidden_layers": 10},
@@ -204,3 +207,31 @@ def test_the_spec_is_the_one_that_new_measures(name: str, measured) -> None:
         if path not in ("rope.parameters", "rope.served", "rope.partial"):
             assert first[path] == second[path], path
     assert plain(first["rope.parameters"]) == plain(second["rope.parameters"])
+
+
+WRONG = [
+    None,
+    True,
+    0,
+    -3,
+    2.5,
+    "x",
+    [],
+    [1],
+    {},
+    {"full_attention": 5},
+    {"full_attention": {}, "sliding_attention": 5},
+]
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "smollm3", "qwen2", "phi3"])
+def test_values_of_wrong_types_break_nothing(name: str) -> None:
+    """What a stranger's file may hold: refused with a reason, or read."""
+    raw = {**BARE[name], "use_sliding_window": True, "sliding_window": 8}
+    keys = (*FIELDS, "rope_scaling", "rope_theta", "rope_local_base_freq", "max_window_layers", "no_rope_layers")
+    for key in (*keys, "no_rope_layer_interval", "sliding_window_pattern", "use_sliding_window"):
+        for value in WRONG:
+            try:
+                fill_in({**raw, key: value}, measured_architecture(name))
+            except Unsupported as error:
+                assert error.why

@@ -37,15 +37,15 @@ def _child(arguments: list[str], sys_path: str, folder: str) -> None:
     os._exit(int(pytest.main(arguments)))
 
 
-def in_a_fork(monkeypatch: pytest.MonkeyPatch, tests: Sequence[str] = (), first_only: bool = False) -> None:
+def in_a_fork(monkeypatch: pytest.MonkeyPatch, tests: Sequence[str] = (), only: str = "") -> None:
     """Let ``onboard verify`` run its tests in a fork of this process.
 
     Args:
         monkeypatch: undoes it.
         tests: the generated test files to run; all of them where it is empty.
-        first_only: stop at the first failure.
+        only: the one test in them to run, up to its first failure; all where it is empty.
     """
-    import nemo_automodel._transformers.auto_model  # noqa: F401 - once, before the forks
+    import nemo_automodel._transformers.auto_model
     import nemo_automodel.components.models.common  # noqa: F401
 
     def forked(words: list[str], root: Path, places: Any, progress: Any) -> str:
@@ -53,8 +53,8 @@ def in_a_fork(monkeypatch: pytest.MonkeyPatch, tests: Sequence[str] = (), first_
         assert arguments[0] == str(root / places.tests_dir)
         if tests:
             arguments[:1] = [str(root / places.tests_dir / f"{name}.py") for name in tests]
-        if first_only:
-            arguments.append("-x")
+        if only:
+            arguments += ["-x", "-k", only]
         arguments += ["-p", "no:hypothesispytest", "-p", "no:timeout"]
         child = multiprocessing.get_context("fork").Process(
             target=_child, args=(arguments, str(root / places.sys_path), str(root))

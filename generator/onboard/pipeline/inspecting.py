@@ -94,7 +94,7 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
         rows=_rows(spec),
         nearest=nearest(measured, kind.model_type or ""),
         warnings=(*facts.warnings, *_headers(source, spec)),
-        review=[{"what": item.what, "do": item.do} for item in spec.review],
+        review=[{"what": item.what.rstrip("."), "do": item.do} for item in spec.review],
     )
 
 

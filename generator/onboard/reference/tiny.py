@@ -116,7 +116,7 @@ def _layer_count(real: PretrainedConfig) -> int:
 
 
 def _period(pattern: Sequence[str]) -> int:
-    """Length of the shortest prefix that gives the pattern when repeated; where none does, of that with every kind in it."""
+    """Length of the shortest prefix that, repeated, gives the pattern; else of the shortest with every kind in it."""
     for period in range(1, len(pattern) // 2 + 1):
         if all(item == pattern[index % period] for index, item in enumerate(pattern)):
             return period

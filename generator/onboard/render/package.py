@@ -171,6 +171,7 @@ def _context(work: Work) -> dict[str, Any]:
         "project": layout.project,
         "tests_dir": layout.tests_dir,
         "example_path": f"{layout.example_dir}/{layout.name}.yaml",
+        "hub_id": work.facts.source.id,
         "model_id": work.facts.source.id or layout.name,
         "builtin": work.builtin,
         "kind": work.kind,

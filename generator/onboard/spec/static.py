@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from onboard.errors import Unsupported
 
@@ -108,7 +108,8 @@ def _check_known(what: str, used: Iterable[Any], known: Sequence[str]) -> None:
             near = get_close_matches(str(name), known, n=3)
             raise Unsupported(
                 f"The {what} {str(name)[:60]!r} is not known.",
-                f"transformers has {', '.join(near) if near else f'{len(known)} others'}; a default in its place would be a guess.",
+                f"transformers has {', '.join(near) if near else f'{len(known)} others'}; "
+                "a default in its place would be a guess.",
                 "Correct it in a copy of config.json, or upgrade transformers if a newer one has it.",
                 code=f"unsupported.{what.replace(' ', '_')}",
             )
@@ -121,7 +122,7 @@ def _rope_types(parameters: Any) -> list[str]:
     return sorted({str(one.get("rope_type", "default")) for one in sets})
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -152,8 +153,10 @@ def _layer_types(
             return ["full_attention"] * depth
         if _is_int(first := values.get("max_window_layers")):
             return [kinds[index < first] for index in range(depth)]
-        if _is_int(interval := values.get("no_rope_layer_interval")):
-            rotates = raw.get("no_rope_layers") or [(index + 1) % interval != 0 for index in range(depth)]
+        if _is_int(interval := values.get("no_rope_layer_interval")) and interval > 0:
+            rotates = raw.get("no_rope_layers")
+            if not isinstance(rotates, list) or len(rotates) != depth:
+                rotates = [(index + 1) % interval != 0 for index in range(depth)]
             return [kinds[bool(rotates[index])] for index in range(depth)]
     period = raw.get("sliding_window_pattern")
     if _is_int(period) and period > 0:
@@ -181,7 +184,7 @@ def _rope(
             return dict(default)  # the class brings a scaling of its own
         return _rope_set(own, raw, values, real, default)
     nested = any(isinstance(value, Mapping) for value in own.values())
-    sets = own if nested else {"full_attention": own}
+    sets = {name: one for name, one in own.items() if isinstance(one, Mapping)} if nested else {"full_attention": own}
     local = raw.get("rope_local_base_freq")
     plain = {key: value for key, value in raw.items() if key != "rope_theta"}
     return {
