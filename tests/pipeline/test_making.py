@@ -13,7 +13,7 @@ from onboard.pipeline import making
 from onboard.pipeline.making import NewRequest, NewResult, make
 from onboard.pipeline.verifying import check
 from onboard.plan.targets import MODELS, REGISTRY
-from onboard.verify.run import TestResult
+from onboard.verify.run import ProofResult
 
 ROOT = Path(__file__).parents[2]
 HEADER = "# Copyright (c) 2030, NVIDIA CORPORATION. All rights reserved.\n"
@@ -296,7 +296,7 @@ def test_a_licence_header_of_the_users(tmp_path: Path) -> None:
         assert path.read_text().startswith("# Copyright somebody\n"), path
 
 
-RESULT = TestResult(
+RESULT = ProofResult(
     passed=41,
     failed=0,
     skipped=1,
@@ -329,7 +329,7 @@ def test_results_are_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_failed_proof_is_exit_1_and_stays_to_be_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = TestResult(40, 1, 0, 1.0, (), 2, 1, ("test_parity::test_x: 6.7",), (), ("test_mutants::test_m",))
+    failed = ProofResult(40, 1, 0, 1.0, (), 2, 1, ("test_parity::test_x: 6.7",), (), ("test_mutants::test_m",))
     monkeypatch.setattr(making, "run_tests", lambda *_, **__: failed)
     result = run(out=tmp_path / "out", verify=True)
     assert result.exit_status == 1

@@ -179,7 +179,7 @@ def test_files_in_the_way_need_force_and_edited_ones_are_kept(tmp_path):
     with pytest.raises(UsageError) as caught:
         apply(model(tmp_path, "b"), force=False)
     assert caught.value.code == "target.exists"
-    assert "framework/models/x/m0.py" in caught.value.why
+    assert "framework/models/x/m1.py" in caught.value.why
     assert tree(tmp_path) == before
     written = apply(model(tmp_path, "b"), force=True)
     assert written.backup == tmp_path / ".onboard-backup-1"

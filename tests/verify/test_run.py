@@ -10,7 +10,7 @@ import pytest
 from onboard.errors import OnboardError, UsageError, VerificationFailed
 from onboard.plan.targets import layout
 from onboard.verify import run
-from onboard.verify.run import TestResult, _read, run_tests
+from onboard.verify.run import ProofResult, _read, run_tests
 
 PLACES = layout("plugin", "x", "dense")
 
@@ -40,7 +40,7 @@ def measured(difference: str, largest: str) -> str:
     )
 
 
-def read(tmp_path: Path, *cases: str) -> TestResult:
+def read(tmp_path: Path, *cases: str) -> ProofResult:
     report = tmp_path / "report.xml"
     report.write_text(f'<?xml version="1.0"?><testsuites><testsuite>{"".join(cases)}</testsuite></testsuites>')
     return _read(report, 2.5)
@@ -129,7 +129,7 @@ def test_no_parity_is_none_and_json(tmp_path: Path) -> None:
     ],
 )
 def test_exit_status(change: dict[str, int], status: int) -> None:
-    good = TestResult(3, 0, 0, 1.0, (), 2, 2, (), (), ())
+    good = ProofResult(3, 0, 0, 1.0, (), 2, 2, (), (), ())
     assert dataclasses.replace(good, **change).exit_status == status
 
 

@@ -68,6 +68,7 @@ def run(root: click.Group, argv: Sequence[str]) -> int:
             silence(sys.stdout)
             return 0
         known = _as_onboard_error(error, state)
+        _drop_unwritten()
         _report(state, error, known)
         return known.exit_status
 
@@ -154,4 +155,14 @@ def _flush() -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
+        silence(sys.stdout)
+
+
+def _drop_unwritten() -> None:
+    """Give up on what stdout cannot take (a full disk): Python would try again at exit, fail, and end with 120."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
         silence(sys.stdout)

@@ -49,7 +49,7 @@ def _parity(payload: Mapping[str, Any]) -> list[Row]:
 
 def _mutants(payload: Mapping[str, Any]) -> list[Row]:
     mutants = payload.get("mutants")
-    if not mutants or not mutants.get("planted"):
+    if not mutants or not mutants.get("planted") or mutants.get("caught") is None:
         return []
     planted, caught = int(mutants["planted"]), int(mutants.get("caught") or 0)
     return [("mutants", f"{caught} caught of {planted} planted", "good" if caught == planted else "bad")]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = (Column("field", widest=36), Column("value"), Column("from", style="dim"))
 _NAME_LIMIT = 100
-_WRITABLE = "onboard writes decoder language models and vision-language models; give it the id of one of these"
+_WRITABLE = "onboard writes dense decoder language models; give it the id of one of these"
 
 
 @declare_command(

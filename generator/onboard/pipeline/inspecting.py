@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onboard.pipeline.reading import Read, read
+from onboard.pipeline.reading import published_tensors, read
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
 from onboard.spec.kind import Evidence
 from onboard.spec.nearest import nearest
+from onboard.spec.show import show
 from onboard.spec.static import fill_in, measured_architecture
 from onboard.spec.validate import check_config
 
@@ -93,8 +93,10 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
         spec=spec.as_json(),
         rows=_rows(spec),
         nearest=nearest(measured, kind.model_type or ""),
-        warnings=(*facts.warnings, *_headers(source, spec)),
-        review=[{"what": item.what.rstrip("."), "do": item.do} for item in spec.review],
+        warnings=facts.warnings,
+        review=[
+            {"what": item.what.rstrip("."), "do": item.do} for item in (*published_tensors(source, spec), *spec.review)
+        ],
     )
 
 
@@ -105,41 +107,5 @@ def _rows(spec: ArchSpec) -> list[tuple[str, str, str, str]]:
         if section == "checkpoint":
             continue
         # Fields at the spec's top level form a section of their own.
-        rows.append((section if name else "model", name or section, _shown(value), str(spec.provenance[path])))
+        rows.append((section if name else "model", name or section, show(value), str(spec.provenance[path])))
     return sorted(rows, key=lambda row: row[0] != "model")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) > 3 and len(set(map(str, value))) == 1:
-        return f"{len(value)} x {value[0]}"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    if isinstance(value, Mapping):
-        return json.dumps(value, default=str)
-    return "none" if value is None else str(value)
-
-
-def _headers(source: Read, spec: ArchSpec) -> list[str]:
-    """What the checkpoint's headers say against the spec; the header decides, so each is a warning."""
-    tensors = source.facts.tensors
-    if tensors is None:
-        return []
-    names = {tensor.name for tensor in tensors}
-    found = []
-    head = next((row.disk for row in spec.checkpoint.rows if row.native == "lm_head.weight"), "lm_head.weight")
-    if spec.tying.tied and head in names:
-        found.append(f"tie_word_embeddings is true, but the checkpoint has its own {head}")
-    if not spec.tying.tied and head not in names:
-        found.append(f"tie_word_embeddings is false, but the checkpoint has no {head}")
-    patterns = {row.disk for row in spec.checkpoint.rows}
-    unknown = sorted({_pattern(name) for name in names} - patterns)
-    found += [f"the checkpoint has {name}, which the reference does not" for name in unknown[:5]]
-    if len(unknown) > 5:
-        found.append(f"and {len(unknown) - 5} more kinds of tensors that the reference does not have")
-    return found
-
-
-def _pattern(name: str) -> str:
-    parts = name.split(".")
-    index = next((place for place, part in enumerate(parts) if part.isdigit()), None)
-    return name if index is None else ".".join([*parts[:index], "{layer}", *parts[index + 1 :]])

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from onboard.errors import UsageError
-from onboard.pipeline.reading import Read, class_names, read, require_dense, versions
+from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
 from onboard.plan.lock import file_hashes, render_lock
@@ -22,7 +22,7 @@ from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
 from onboard.spec.validate import check_config
 from onboard.verify.progress import Progress
-from onboard.verify.run import TestResult, run_tests
+from onboard.verify.run import ProofResult, run_tests
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
     measured = ask_reference(source.decoder, source.architecture, source.kind.model_type)
     spec = derive(source.decoder, source.architecture, source.model_type, measured)
+    spec = replace(spec, review=(*published_tensors(source, spec), *spec.review))
     progress.done("every part explained")
 
     progress.start("rendering")
@@ -171,7 +172,7 @@ def _plan(request: NewRequest, source: Read, work: Work, rendered: Rendered, roo
     return Plan(root, places.target, tuple(changes))
 
 
-def _record(plan: Plan, work: Work, result: TestResult) -> None:
+def _record(plan: Plan, work: Work, result: ProofResult) -> None:
     """Write the results into REVIEW.md, and its new hash into the lock; both or neither."""
     places = work.layout
     texts = {change.path: change.content for change in plan.changes}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 from onboard import __version__
 from onboard.errors import Unsupported, UsageError
 from onboard.facts import Facts, read_facts
 from onboard.plan.names import check_identifier, class_prefix, package_name
+from onboard.spec.arch import ArchSpec, ReviewItem
+from onboard.spec.headers import compare_headers
 from onboard.spec.kind import Kind, classify
 
 
@@ -97,8 +98,18 @@ def class_names(source: Read, name: str | None) -> tuple[str, str]:
     return package_name(name) if name else package_name(source.model_type), class_prefix(source.architecture)
 
 
+def published_tensors(source: Read, spec: ArchSpec) -> tuple[ReviewItem, ...]:
+    """What the checkpoint's headers say against the key map; nothing where no checkpoint was seen."""
+    if source.facts.tensors is None:
+        return ()
+    on = [row.only_if for row in spec.checkpoint.rows if row.only_if and source.decoder.get(row.only_if)]
+    return compare_headers(spec, (tensor.name for tensor in source.facts.tensors), on)
+
+
 def versions() -> dict[str, str | None]:
     """Versions of what a package is made and proven with, read without importing any of it."""
+    from importlib import metadata  # not at the top: it costs `onboard inspect` a tenth of its time
+
     found: dict[str, str | None] = {"onboard": __version__}
     for key, distribution in (
         ("transformers", "transformers"),

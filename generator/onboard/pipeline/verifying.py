@@ -11,7 +11,7 @@ from onboard.errors import UsageError
 from onboard.plan.lock import Lock, drift, locate, read_lock
 from onboard.plan.targets import Layout, layout
 from onboard.verify.progress import Progress
-from onboard.verify.run import TestResult, run_tests
+from onboard.verify.run import ProofResult, run_tests
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class VerifyResult:
     """The result of the generated tests."""
 
     lock: Lock
-    tests: TestResult
+    tests: ProofResult
     edited: tuple[str, ...]
 
     @property

@@ -121,12 +121,11 @@ def _survey(root: Path, changes: tuple[FileChange, ...], force: bool) -> list[tu
         if before == change.data:
             continue
         old = None if before is None else sha256(before)
-        if change.edits_existing:
-            if old != change.before_sha256:
-                raise _changed(change.path, "missing" if old is None else "not what it was")
-        elif old is not None and not force:
-            in_the_way.append(change.path)
+        if change.edits_existing and old != change.before_sha256:
+            raise _changed(change.path, "missing" if old is None else "not what it was")
         edited = old is not None and not change.edits_existing and known.get(change.path) != old
+        if edited and not force:
+            in_the_way.append(change.path)
         todo.append((change, _Entry(place.relative_to(root).as_posix(), old, sha256(change.data), keep=edited)))
     if in_the_way:
         more = f" and {len(in_the_way) - 5} more" if len(in_the_way) > 5 else ""

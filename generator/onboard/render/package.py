@@ -17,6 +17,7 @@ from onboard.render.style import format_sources
 from onboard.spec.arch import ArchSpec
 from onboard.spec.keys import data_keys
 from onboard.spec.kind import Kind
+from onboard.spec.show import show
 
 # Tokens of the test sequences and of the packed documents.
 SEQUENCE = 24
@@ -132,7 +133,7 @@ def render_review(work: Work, results: Any) -> str:
 
     Args:
         work: what was rendered.
-        results: a :class:`onboard.verify.run.TestResult`.
+        results: a :class:`onboard.verify.run.ProofResult`.
     """
     context = _context(work) | {"results": results}
     return environment().get_template("review/REVIEW.md.j2").render(context)
@@ -178,6 +179,8 @@ def _context(work: Work) -> dict[str, Any]:
         "source_label": source_label(work.facts),
         "config_sha256": work.facts.config_sha256,
         "no_tensors_because": work.facts.no_tensors_because,
+        "published_count": len(work.facts.tensors or ()),
+        "published_open": any("KEY_MAP" in item.what for item in spec.review),
         "quantised": "quantization_config" in work.facts.config,
         "rows": spec_rows(spec),
         "measured_on": measured["origin"],
@@ -226,17 +229,8 @@ def spec_rows(spec: ArchSpec) -> list[tuple[str, str, str]]:
     for path, value in spec.leaves():
         if path.startswith("checkpoint."):
             continue
-        shown = json.dumps(value, default=str) if isinstance(value, (dict, list)) else _short(value)
-        rows.append((path, shown, str(spec.provenance[path])))
+        rows.append((path, show(value), str(spec.provenance[path])))
     return rows
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) > 4 and len(set(map(str, value))) == 1:
-        return f"{len(value)} x {value[0]}"
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "none"
-    return str(value)
 
 
 def source_label(facts: Facts) -> str:

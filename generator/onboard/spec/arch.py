@@ -215,10 +215,19 @@ class KeyRow:
 
 
 @dataclass(frozen=True, slots=True)
+class IgnoredKey:
+    """A kind of tensor that some checkpoints hold and the model does not need: its pattern on disk, and why."""
+
+    disk: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The checkpoint's layout on disk."""
 
     rows: tuple[KeyRow, ...]
+    ignored: tuple[IgnoredKey, ...]
 
 
 @dataclass(frozen=True, slots=True)

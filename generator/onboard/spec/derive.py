@@ -26,6 +26,7 @@ from onboard.spec.arch import (
     Embedding,
     FixedField,
     Head,
+    IgnoredKey,
     KeyRow,
     LayerKind,
     Mlp,
@@ -84,7 +85,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         block=block,
         head=head,
         tying=Tying(bool(real["tie_word_embeddings"])),
-        checkpoint=Checkpoint(_rows(found)),
+        checkpoint=Checkpoint(_rows(found), _ignored(found)),
         fixed=(),
         review=(),
         provenance={},
@@ -191,6 +192,13 @@ def _rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
         return order[role], ""
 
     return tuple(sorted(rows.values(), key=place))
+
+
+def _ignored(found: Mapping[str, Any]) -> tuple[IgnoredKey, ...]:
+    """Old checkpoints store the frequencies of each layer's rotation, which today's models compute from the config."""
+    roles = found["roles"]
+    name = f"{roles['layers']}.{{layer}}.{roles['attention']}.rotary_emb.inv_freq"
+    return (IgnoredKey(name, "computed from the config; old files store it"),)
 
 
 def _native(disk: str, roles: Mapping[str, str]) -> str:

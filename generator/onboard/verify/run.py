@@ -21,7 +21,7 @@ TIMEOUT_SECONDS = 900
 
 
 @dataclass(frozen=True)
-class TestResult:
+class ProofResult:
     """What the generated tests said.
 
     Attributes:
@@ -75,7 +75,7 @@ class TestResult:
         }
 
 
-def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool = True) -> TestResult:
+def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool = True) -> ProofResult:
     """Run the generated tests of one package.
 
     Args:
@@ -181,7 +181,7 @@ def _count(tests: Path) -> int:
     return sum(file.read_text(encoding="utf-8").count("\ndef test_") for file in tests.glob("test_*.py"))
 
 
-def _read(report: Path, seconds: float) -> TestResult:
+def _read(report: Path, seconds: float) -> ProofResult:
     passed = planted = caught = 0
     failures, skips, survived, parity = [], [], [], []
     for case in ElementTree.parse(report).getroot().iter("testcase"):
@@ -203,7 +203,7 @@ def _read(report: Path, seconds: float) -> TestResult:
         if "max_abs_logit_diff" in properties:
             setting = (case.get("name") or "").partition("[")[2].rstrip("]")
             parity.append((setting, float(properties["max_abs_logit_diff"]), float(properties["max_abs_logit"])))
-    return TestResult(
+    return ProofResult(
         passed,
         len(failures),
         len(skips),
