@@ -1,0 +1,58 @@
+"""Contract: the published config.json is read without loss, and the real-size model has the reference's parameters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from transformers import Qwen3Config
+from transformers import Qwen3ForCausalLM as HFQwen3ForCausalLM
+
+from nemo_automodel_qwen3.model import Qwen3ForCausalLM
+
+PUBLISHED = json.loads((Path(__file__).parent / "config.json").read_text())
+RESPELT = [
+    "architectures",
+    "rope_scaling",
+    "torch_dtype",
+    "transformers_version",
+]  # bookkeeping, or checked by a test of its own
+
+
+def published_config() -> Qwen3Config:
+    """The real model's config, as transformers reads the published file."""
+    return Qwen3Config.from_dict(dict(PUBLISHED))
+
+
+def test_every_published_value_survives():
+    """A key that the config class knows keeps the file's value; a silent default would change the model."""
+    read = json.loads(published_config().to_json_string(use_diff=False))
+    changed = {
+        key: read[key]
+        for key, value in PUBLISHED.items()
+        if key in read and value is not None and read[key] != value and key not in RESPELT
+    }
+    assert changed == {}
+
+
+def test_rope_parameters_are_those_of_the_file():
+    """Older files spell them otherwise; the config class must not fall back to a default."""
+    assert published_config().rope_parameters == {"rope_theta": 1000000, "rope_type": "default"}
+
+
+def test_real_size_has_the_references_parameters():
+    """Same names and shapes as the reference at full size, built on the meta device."""
+    with torch.device("meta"):
+        reference = HFQwen3ForCausalLM(published_config())
+        native = Qwen3ForCausalLM(published_config())
+    expected = {name: tuple(parameter.shape) for name, parameter in reference.named_parameters()}
+    assert {name: tuple(parameter.shape) for name, parameter in native.named_parameters()} == expected
+
+
+def test_layer_kinds():
+    """Which layer is of which kind, expanded from the file's pattern."""
+    with torch.device("meta"):
+        native = Qwen3ForCausalLM(published_config())
+    kinds = [layer.layer_type for layer in native.model.layers]
+    assert kinds == ["full_attention"] * 28
