@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -139,11 +140,24 @@ def variants(spec: ArchSpec, measured: Mapping[str, Any]) -> dict[str, dict[str,
     windowed = measured["attention"]["windowed_fields"]
     if windowed is not None:
         out["sliding_window"] = {name: value for name, value in windowed.items() if value != tiny.get(name)}
+    out["other_values"] = _other_values(spec, tiny)
     for rope_type, parameters in measured["rope"]["served"].items():
         out[f"{rope_type}_rope"] = {"rope_parameters": parameters}
     if spec.head.softcap_key and tiny.get(spec.head.softcap_key) is None:
         out[spec.head.softcap_key] = {spec.head.softcap_key: 2.0}
     return out
+
+
+def _other_values(spec: ArchSpec, tiny: Mapping[str, Any]) -> dict[str, Any]:
+    """Another value for each number and name that the code must read from the config instead of knowing it."""
+    scalars = {spec.norm.eps_key, *re.findall(r"config\.(\w+)", f"{spec.attention.scale} {spec.embedding.scale}")}
+    changed: dict[str, Any] = {
+        name: 10 * tiny[name] if tiny[name] < 1 else tiny[name] + 8
+        for name in sorted(scalars)
+        if name in tiny and name not in ("hidden_size", "head_dim")
+    }
+    changed[spec.mlp.activation_key] = "relu" if tiny[spec.mlp.activation_key] != "relu" else "silu"
+    return changed
 
 
 def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]:

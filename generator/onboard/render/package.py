@@ -161,6 +161,7 @@ def _context(work: Work) -> dict[str, Any]:
         "fresh_loss_tolerance": 1.0 if spec.embedding.scale else 0.2,
         "prompt_length": 6 if {"dynamic", "longrope"} & set(spec.rope.types) else 9,
         "new_tokens": 8 if {"dynamic", "longrope"} & set(spec.rope.types) else 12,
+        "dropouts": {key: 0.5 for key in (spec.attention.dropout_key, spec.block.dropout_key) if key is not None},
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
         ),

@@ -93,7 +93,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
     fixed = _fixed(spec, found)
     review = (
         *_length_dependent(spec),
-        *_unknown(raw, found),
+        *_unknown(spec, raw, found),
         *_normalised(raw, found),
         *(_fixed_review(item) for item in fixed),
     )
@@ -283,8 +283,11 @@ def _fixed_review(item: FixedField) -> ReviewItem:
     )
 
 
-def _unknown(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewItem]:
+def _unknown(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewItem]:
     known = set(found["real"]["fields"])
+    if not any(bias.present for bias in (spec.attention.qkv_bias, spec.attention.o_bias, spec.mlp.bias)):
+        # A switch for a bias that is off agrees with what was measured: there is none.
+        known |= {key for key, value in raw.items() if key.endswith("bias") and value is False}
     return [
         ReviewItem(
             f"config.json has {shown(repr(key))}, which {found['config_class']} does not know.",

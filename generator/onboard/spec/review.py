@@ -55,7 +55,7 @@ HARMLESS: Final = frozenset(
 def unknown_keys(raw: Mapping[str, Any], known: Iterable[str]) -> list[str]:
     """Keys of config.json that the reference's config class does not know and that are not known to be harmless.
 
-    A null value, or a switch that is off, says nothing and is left out.
+    A null value says nothing and is left out.
 
     Args:
         raw: the parsed config.json.
@@ -64,4 +64,4 @@ def unknown_keys(raw: Mapping[str, Any], known: Iterable[str]) -> list[str]:
     Returns:
         The keys, sorted.
     """
-    return sorted(key for key in set(raw) - set(known) - HARMLESS if raw[key] is not None and raw[key] is not False)
+    return sorted(key for key in set(raw) - set(known) - HARMLESS if raw[key] is not None)

@@ -117,10 +117,19 @@ def run_tests(root: Path, places: Layout, progress: Progress, *, mutants: bool =
         progress.start("running the generated tests", _count(tests) or None)
         output = _run(command("pytest", arguments), root, places, progress)
         if not report.is_file():
-            last = (output.strip().splitlines() or ["no output"])[-1]
+            lines = output.strip().splitlines() or ["no output"]
+            # What pytest cannot import is the last error of a traceback, which it marks.
+            why = next((line[1:].strip() for line in reversed(lines) if line.startswith("E  ")), lines[-1])[:300]
+            if "pytest" not in why and "nemo_automodel'" not in why:
+                raise VerificationFailed(
+                    "the generated tests do not start",
+                    why,
+                    f"mend it; `pytest {tests}` shows the whole traceback",
+                    code="verify.cannot_start",
+                )
             raise OnboardError(
                 "the generated tests could not run",
-                last[:300],
+                why,
                 "run `onboard doctor`; it needs pytest and nemo-automodel (pip install 'onboard-models[automodel]')",
                 code="verify.cannot_run",
             )

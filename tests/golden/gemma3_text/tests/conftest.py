@@ -63,6 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "untied": {"tie_word_embeddings": False},
     "attention_bias": {"attention_bias": True},
+    "other_values": {"query_pre_attn_scalar": 32, "rms_norm_eps": 9.999999999999999e-06, "hidden_activation": "relu"},
     "linear_rope": {
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
@@ -158,12 +159,14 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def make_pair(folder_of: Callable[[str], Path]) -> Callable[..., Pair]:
-    """Variant and dtype to a fresh pair."""
+    """Variant, dtype and further config fields to a fresh pair."""
 
-    def make(variant: str = "base", dtype: torch.dtype = torch.float32) -> Pair:
+    def make(variant: str = "base", dtype: torch.dtype = torch.float32, **fields: Any) -> Pair:
         folder = folder_of(variant)
-        reference = HFGemma3ForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-        return Pair(reference, load_native(folder, dtype), folder)
+        reference = HFGemma3ForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="sdpa", **fields
+        ).eval()
+        return Pair(reference, load_native(folder, dtype, **fields), folder)
 
     return make
 

@@ -89,6 +89,16 @@ def test_layer_kinds():
     ]
 
 
+def test_refuses_a_rotation_that_is_not_served(tiny_config):
+    """An unknown scaling, or a partial rotation, must not silently become the default one."""
+    tiny_config.rope_parameters["full_attention"]["rope_type"] = "unheard_of"
+    with pytest.raises(NotImplementedError, match="unheard_of"):
+        Gemma3ForCausalLM(tiny_config)
+    tiny_config.rope_parameters["full_attention"].update(rope_type="default", partial_rotary_factor=0.5)
+    with pytest.raises(NotImplementedError, match="part only"):
+        Gemma3ForCausalLM(tiny_config)
+
+
 def test_refuses_another_use_bidirectional_attention(tiny_config):
     """The reference honours it; this class serves one value of it and must not ignore another."""
     tiny_config.use_bidirectional_attention = True

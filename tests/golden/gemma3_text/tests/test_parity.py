@@ -65,6 +65,29 @@ def test_bf16_is_as_exact_as_the_reference(make_pair):
     assert native_error < 1.5 * reference_error
 
 
+@torch.no_grad()
+def test_bf16_keeps_fp32_where_it_matters(make_pair):
+    """Rotation tables stay in fp32 and norms compute in it; embeddings round as the reference's do."""
+    exact, low = make_pair(), make_pair(dtype=torch.bfloat16)
+    ids = exact.inputs()
+    positions = torch.arange(ids.shape[1]).unsqueeze(0)
+    for layer_type in sorted(set(exact.native.config.layer_types)):
+        tables = [
+            pair.native.model.rotary_emb(pair.native.model.embed_tokens(ids), positions, layer_type)
+            for pair in (exact, low)
+        ]
+        for fp32, bf16 in zip(*tables, strict=True):
+            assert torch.equal(bf16, fp32)
+    generator = torch.Generator().manual_seed(1)
+    norms = [module for module in low.native.modules() if "RMSNorm" in type(module).__name__]
+    for norm in norms:
+        states = torch.randn((4, norm.weight.shape[0]), generator=generator).bfloat16()
+        assert torch.equal(norm(states), copy.deepcopy(norm).float()(states.float()).bfloat16())
+    assert norms
+    embedded = low.reference.get_input_embeddings()(ids)
+    assert torch.equal(low.native.get_input_embeddings()(ids), embedded)
+
+
 def test_loss_and_all_gradients(any_pair, difference):
     """Same loss, and the same gradient for every parameter; none where the reference has none."""
     ids = any_pair.inputs()

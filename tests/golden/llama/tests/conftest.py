@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
     "attention_bias": {"attention_bias": True},
     "mlp_bias": {"mlp_bias": True},
+    "other_values": {"rms_norm_eps": 0.0001, "hidden_act": "relu"},
     "default_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0}},
     "yarn_rope": {
@@ -130,12 +131,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def make_pair(folder_of: Callable[[str], Path]) -> Callable[..., Pair]:
-    """Variant and dtype to a fresh pair."""
+    """Variant, dtype and further config fields to a fresh pair."""
 
-    def make(variant: str = "base", dtype: torch.dtype = torch.float32) -> Pair:
+    def make(variant: str = "base", dtype: torch.dtype = torch.float32, **fields: Any) -> Pair:
         folder = folder_of(variant)
-        reference = HFLlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-        return Pair(reference, load_native(folder, dtype), folder)
+        reference = HFLlamaForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **fields).eval()
+        return Pair(reference, load_native(folder, dtype, **fields), folder)
 
     return make
 

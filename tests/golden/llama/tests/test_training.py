@@ -32,6 +32,20 @@ def test_every_parameter_gets_a_gradient(any_pair):
     assert without == []
 
 
+@torch.no_grad()
+def test_dropout_equals_the_reference(make_pair, difference):
+    """In training the same random numbers drop the same values, at the same places."""
+    pair = make_pair(attention_dropout=0.5)
+    ids = pair.inputs()
+    outputs = []
+    for model in (pair.reference, pair.native):
+        model.set_attn_implementation("eager")
+        torch.manual_seed(0)
+        outputs.append(model.train()(ids, use_cache=False).logits)
+    assert difference(outputs[1], outputs[0]) < 1e-4
+    assert difference(outputs[1], pair.native.eval()(ids, use_cache=False).logits) > 1e-2
+
+
 def test_activation_checkpointing_changes_nothing(make_pair, difference):
     """Recomputed activations give the same gradients."""
     plain, checkpointed = make_pair().native.train(), make_pair().native.train()

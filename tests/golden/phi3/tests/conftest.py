@@ -44,7 +44,11 @@ TINY: dict[str, Any] = {
 }
 """Every feature of the real config; sizes differ from each other wherever the architecture allows it."""
 
-VARIANTS: dict[str, dict[str, Any]] = {"base": {}, "tied": {"tie_word_embeddings": True}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "base": {},
+    "tied": {"tie_word_embeddings": True},
+    "other_values": {"rms_norm_eps": 0.0001, "hidden_act": "relu"},
+}
 """Other settings that the class serves, as differences from ``TINY``."""
 
 SEQUENCE = 24  # tokens; longer than the tiny window and the tiny original length of a RoPE scaling
@@ -108,12 +112,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def make_pair(folder_of: Callable[[str], Path]) -> Callable[..., Pair]:
-    """Variant and dtype to a fresh pair."""
+    """Variant, dtype and further config fields to a fresh pair."""
 
-    def make(variant: str = "base", dtype: torch.dtype = torch.float32) -> Pair:
+    def make(variant: str = "base", dtype: torch.dtype = torch.float32, **fields: Any) -> Pair:
         folder = folder_of(variant)
-        reference = HFPhi3ForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-        return Pair(reference, load_native(folder, dtype), folder)
+        reference = HFPhi3ForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **fields).eval()
+        return Pair(reference, load_native(folder, dtype, **fields), folder)
 
     return make
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import Phi3Config
 from transformers import Phi3ForCausalLM as HFPhi3ForCausalLM
@@ -61,3 +62,13 @@ def test_layer_kinds():
         native = Phi3ForCausalLM(published_config())
     kinds = [layer.layer_type for layer in native.model.layers]
     assert kinds == ["sliding_attention"] * 32
+
+
+def test_refuses_a_rotation_that_is_not_served(tiny_config):
+    """An unknown scaling, or a partial rotation, must not silently become the default one."""
+    tiny_config.rope_parameters["rope_type"] = "unheard_of"
+    with pytest.raises(NotImplementedError, match="unheard_of"):
+        Phi3ForCausalLM(tiny_config)
+    tiny_config.rope_parameters.update(rope_type="default", partial_rotary_factor=0.5)
+    with pytest.raises(NotImplementedError, match="part only"):
+        Phi3ForCausalLM(tiny_config)

@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
+    "other_values": {"rms_norm_eps": 9.999999999999999e-06, "hidden_act": "relu"},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000000, "factor": 4.0}},
     "llama3_rope": {
         "rope_parameters": {
@@ -138,12 +139,12 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(scope="session")
 def make_pair(folder_of: Callable[[str], Path]) -> Callable[..., Pair]:
-    """Variant and dtype to a fresh pair."""
+    """Variant, dtype and further config fields to a fresh pair."""
 
-    def make(variant: str = "base", dtype: torch.dtype = torch.float32) -> Pair:
+    def make(variant: str = "base", dtype: torch.dtype = torch.float32, **fields: Any) -> Pair:
         folder = folder_of(variant)
-        reference = HFQwen3ForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
-        return Pair(reference, load_native(folder, dtype), folder)
+        reference = HFQwen3ForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa", **fields).eval()
+        return Pair(reference, load_native(folder, dtype, **fields), folder)
 
     return make
 

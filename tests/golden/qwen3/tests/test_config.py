@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import Qwen3Config
 from transformers import Qwen3ForCausalLM as HFQwen3ForCausalLM
@@ -56,3 +57,13 @@ def test_layer_kinds():
         native = Qwen3ForCausalLM(published_config())
     kinds = [layer.layer_type for layer in native.model.layers]
     assert kinds == ["full_attention"] * 28
+
+
+def test_refuses_a_rotation_that_is_not_served(tiny_config):
+    """An unknown scaling, or a partial rotation, must not silently become the default one."""
+    tiny_config.rope_parameters["rope_type"] = "unheard_of"
+    with pytest.raises(NotImplementedError, match="unheard_of"):
+        Qwen3ForCausalLM(tiny_config)
+    tiny_config.rope_parameters.update(rope_type="default", partial_rotary_factor=0.5)
+    with pytest.raises(NotImplementedError, match="part only"):
+        Qwen3ForCausalLM(tiny_config)
