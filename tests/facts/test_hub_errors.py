@@ -273,11 +273,12 @@ class TestTrouble:
         hub.add_repo("org/name", {"config.json": CONFIG})
         hub.fail("/api/models/", 503)
         (reading,) = read_in_new_process("org/name", home=tmp_path, hub=hub.url, settings={"FIRST_WAIT": 0.2})
-        assert 0.6 <= reading.seconds < 1.5
+        assert reading.seconds >= 0.6  # 0.2 s, then twice that; how long the tries take depends on the machine
+        assert "tried 3 times" in reading.error["why"]
         (reading,) = read_in_new_process(
             "org/name", home=tmp_path, hub=hub.url, settings={"FIRST_WAIT": 0.2, "MOST_WAITING": 0.3}
         )
-        assert 0.2 <= reading.seconds < 0.6
+        assert reading.seconds >= 0.2
         _check(reading, "hub.unavailable")
         assert "tried 2 times" in reading.error["why"]
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from onboard.errors import OnboardError, UsageError, VerificationFailed
+from onboard.errors import UsageError, VerificationFailed
 from onboard.plan.targets import layout
 from onboard.verify import run
 from onboard.verify.run import ProofResult, _read, run_tests
@@ -185,10 +185,10 @@ def test_tests_that_cannot_be_imported_do_not_pass(project: Path) -> None:
 
 def test_a_conftest_that_cannot_be_imported_is_an_error(project: Path) -> None:
     (project / "tests" / "conftest.py").write_text("import no_such_module\n")
-    with pytest.raises(OnboardError) as caught:
+    with pytest.raises(VerificationFailed) as caught:
         run_tests(project, PLACES, Quiet())
-    assert caught.value.exit_status != 0
-    assert caught.value.code == "verify.cannot_run"
+    assert caught.value.code == "verify.cannot_start"
+    assert "no_such_module" in caught.value.why
 
 
 def test_a_test_that_hangs_is_ended(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
