@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 from onboard.pipeline.making import is_builtin
-from onboard.reference.build import NoReference
+from onboard.reference.build import NoReference, consumed_keys, find_class
 from onboard.reference.probe import probe
 from onboard.reference.roles import Unexplained
 from onboard.spec.kind import classify
@@ -48,6 +48,11 @@ def measure(model_type: str, architecture: str) -> dict[str, Any] | None:
     found["transformers"] = transformers.__version__
     found["builtin"] = is_builtin(architecture)
     found["declared"] = declared(config_class)
+    if "real" in found:
+        # Spellings of old files, which a default config does not hold.
+        old = {"sliding_window_pattern": 3, "rope_local_base_freq": 5000.0}
+        consumed = consumed_keys(find_class(architecture, model_type), {"model_type": model_type, **old})
+        found["real"]["fields"] = sorted({*found["real"]["fields"], *consumed})
     return found
 
 

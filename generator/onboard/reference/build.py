@@ -66,6 +66,35 @@ def read_config(cls: type[PreTrainedModel], raw: Mapping[str, Any]) -> Pretraine
     return config
 
 
+def consumed_keys(cls: type[PreTrainedModel], raw: Mapping[str, Any]) -> set[str]:
+    """Keys of a config.json that the config class does not declare and that change what it declares.
+
+    Old spellings (``sliding_window_pattern``, ``rope_local_base_freq``): another number gives other fields.
+    """
+    config_class: Any = cls.config_class
+    declared = set(config_class.__dataclass_fields__)
+    base = _declared_values(config_class, raw, declared)
+    consumed = set()
+    for key, value in raw.items():
+        if key in declared or isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        try:
+            other = _declared_values(config_class, {**raw, key: value + 1}, declared)
+        except Exception:  # a value that the class refuses is one that it reads
+            consumed.add(key)
+            continue
+        if other != base:
+            consumed.add(key)
+    return consumed
+
+
+def _declared_values(config_class: Any, raw: Mapping[str, Any], declared: set[str]) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = config_class.from_dict(data_keys(raw))
+    return {name: getattr(config, name, None) for name in declared}
+
+
 def build(cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
     """Build the reference from constructor arguments of its config, in fp32 on the CPU, with randomised weights."""
     config = cls.config_class(**fields)

@@ -44,7 +44,8 @@ def live_fields(
 
     Returns:
         Field name to ``{"effect", "added", "removed"}`` for those with an effect: ``logits`` (the output changes),
-        ``parameters`` (parameters appear or vanish) or ``training`` (only in training mode: a dropout).
+        ``parameters`` (parameters appear or vanish), ``training`` (only in training mode: a dropout) or ``unvaried``
+        (the reference took no other value that was tried, so nothing is known).
     """
     base_parameters, base_logits = _run(cls, fields, input_ids)
     live: dict[str, dict[str, Any]] = {}
@@ -55,17 +56,21 @@ def live_fields(
             if _drops(cls, {**fields, name: 0.5}, input_ids, base_logits):
                 live[name] = {"effect": "training", "added": [], "removed": []}
             continue
+        varied = False
         for other in _others(value):
             try:
                 parameters, logits = _run(cls, {**fields, name: other}, input_ids)
             except Exception:
                 continue
+            varied = True
             added, removed = sorted(parameters - base_parameters), sorted(base_parameters - parameters)
             if added or removed:
                 live[name] = {"effect": "parameters", "added": added, "removed": removed}
             elif not torch.equal(logits, base_logits):
                 live[name] = {"effect": "logits", "added": [], "removed": []}
             break
+        if not varied:
+            live[name] = {"effect": "unvaried", "added": [], "removed": []}
     return live
 
 

@@ -27,7 +27,7 @@ from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
 from onboard.reference.attentions import Fit, explain_attention
 from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
-from onboard.reference.build import NoReference, build, disk_tensors, find_class, read_config
+from onboard.reference.build import NoReference, build, consumed_keys, disk_tensors, find_class, read_config
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.fields import live_fields
 from onboard.reference.mlps import explain_mlp
@@ -85,7 +85,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "reference_class": cls.__name__,
         "config_class": cls.config_class.__name__,
         "tiny": fields,
-        "real": _real(real, raw),
+        "real": _real(cls, real, raw),
         "roles": {
             name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
         },
@@ -247,7 +247,7 @@ def _served_ropes(
     return served
 
 
-def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
+def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
     """What the spec needs to know of the real model, as transformers reads its config."""
     names = (
         "hidden_size",
@@ -268,7 +268,11 @@ def _real(real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
     # The class keeps keys that it does not know as attributes, and takes those that it does know apart.
     kept = set(vars(real)) - declared
     known["fields"] = sorted(
-        declared | set(real.attribute_map) | {"partial_rotary_factor"} | (set(data_keys(raw)) - kept)
+        declared
+        | set(real.attribute_map)
+        | {"partial_rotary_factor"}
+        | (set(data_keys(raw)) - kept)
+        | consumed_keys(cls, raw)
     )
     known["values"] = {
         name: getattr(real, name)

@@ -95,6 +95,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         *_length_dependent(spec),
         *_unknown(spec, raw, found),
         *_normalised(raw, found),
+        *_unvaried(spec, found),
         *(_fixed_review(item) for item in fixed),
     )
     spec = replace(spec, fixed=fixed, review=review)
@@ -264,7 +265,7 @@ def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
         Unsupported: the model trains with a dropout that generated code does not have.
     """
     values = found["real"]["values"]
-    unread = [name for name in found["live"] if name not in read_keys(spec)]
+    unread = [name for name in _unread(spec, found) if found["live"][name]["effect"] != "unvaried"]
     for name in unread:
         if found["live"][name]["effect"] == "training" and values.get(name):
             raise Unsupported(
@@ -274,6 +275,22 @@ def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
                 code="unsupported.dropout",
             )
     return tuple(FixedField(name, found["real"]["values"].get(name)) for name in sorted(unread))
+
+
+def _unread(spec: ArchSpec, found: Mapping[str, Any]) -> list[str]:
+    """Fields that are live, or of which nothing is known, and that generated code does not read."""
+    return [name for name in found["live"] if name not in read_keys(spec)]
+
+
+def _unvaried(spec: ArchSpec, found: Mapping[str, Any]) -> list[ReviewItem]:
+    return [
+        ReviewItem(
+            f"Whether config.{name} changes the reference is not known: it took no other value that was tried.",
+            "Look whether the reference reads it; the generated code does not.",
+        )
+        for name in _unread(spec, found)
+        if found["live"][name]["effect"] == "unvaried"
+    ]
 
 
 def _fixed_review(item: FixedField) -> ReviewItem:

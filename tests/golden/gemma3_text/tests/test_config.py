@@ -58,7 +58,7 @@ def test_layer_kinds():
     """Which layer is of which kind, expanded from the file's pattern."""
     with torch.device("meta"):
         native = Gemma3ForCausalLM(published_config())
-    kinds = [layer.layer_type for layer in native.model.layers]
+    kinds = [layer.attention_type for layer in native.model.layers]
     assert kinds == [
         "sliding_attention",
         "sliding_attention",
@@ -95,7 +95,7 @@ def test_refuses_a_rotation_that_is_not_served(tiny_config):
     with pytest.raises(NotImplementedError, match="unheard_of"):
         Gemma3ForCausalLM(tiny_config)
     tiny_config.rope_parameters["full_attention"].update(rope_type="default", partial_rotary_factor=0.5)
-    with pytest.raises(NotImplementedError, match="part only"):
+    with pytest.raises(NotImplementedError, match="partial_rotary_factor"):
         Gemma3ForCausalLM(tiny_config)
 
 

@@ -23,7 +23,7 @@ def test_attention_and_mlp_of_every_layer(pair, difference):
     ids = pair.inputs()
     outputs: dict[str, list[torch.Tensor]] = {"reference": [], "native": []}
     for side, model in (("reference", pair.reference), ("native", pair.native)):
-        for layer in model.model.layers if side == "reference" else model.model.layers:
+        for layer in model.model.layers:
             for module in (layer.self_attn, layer.mlp):
 
                 def keep(_module, _args, output, side=side):

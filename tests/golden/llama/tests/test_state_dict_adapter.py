@@ -107,14 +107,15 @@ def test_tied_head(tiny_config):
         adapter._resolve_head({HEAD: head, EMBEDDING: head + 1})
 
 
-def test_lora_tensors_follow_their_weight(pair):
+@pytest.mark.parametrize("part", ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"])
+def test_lora_tensors_follow_their_weight(pair, part):
     """Adapter weights are renamed with the projection that they belong to."""
     adapter = pair.native.state_dict_adapter
     row = next(row for row in KEY_MAP if row.native.endswith("o_proj.weight"))
     module = row.native.replace("{layer}", "1").removesuffix(".weight")
     on_disk = row.disk.replace("{layer}", "1").removesuffix(".weight")
-    lora = {f"base_model.model.{module}.lora_A.weight": torch.zeros(2, 3)}
-    assert list(adapter.to_hf(lora)) == [f"base_model.model.{on_disk}.lora_A.weight"]
+    lora = {f"base_model.model.{module}.{part}": torch.zeros(2, 3)}
+    assert list(adapter.to_hf(lora)) == [f"base_model.model.{on_disk}.{part}"]
     assert list(adapter.from_hf(adapter.to_hf(lora))) == list(lora)
 
 

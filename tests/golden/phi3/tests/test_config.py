@@ -60,7 +60,7 @@ def test_layer_kinds():
     """Which layer is of which kind, expanded from the file's pattern."""
     with torch.device("meta"):
         native = Phi3ForCausalLM(published_config())
-    kinds = [layer.layer_type for layer in native.model.layers]
+    kinds = [layer.attention_type for layer in native.model.layers]
     assert kinds == ["sliding_attention"] * 32
 
 
@@ -70,5 +70,5 @@ def test_refuses_a_rotation_that_is_not_served(tiny_config):
     with pytest.raises(NotImplementedError, match="unheard_of"):
         Phi3ForCausalLM(tiny_config)
     tiny_config.rope_parameters.update(rope_type="default", partial_rotary_factor=0.5)
-    with pytest.raises(NotImplementedError, match="part only"):
+    with pytest.raises(NotImplementedError, match="partial_rotary_factor"):
         Phi3ForCausalLM(tiny_config)

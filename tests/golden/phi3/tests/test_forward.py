@@ -75,6 +75,25 @@ def test_cached_generation_equals_the_reference(pair):
 
 
 @torch.no_grad()
+def test_static_cache_generates_the_references_tokens(pair):
+    """With a cache of fixed size ``generate`` prepares the masks itself, also for a padded prompt."""
+    ids = pair.inputs(batch=2, length=9)
+    mask = torch.ones_like(ids)
+    mask[1, :3] = 0
+    options = {
+        "attention_mask": mask,
+        "max_new_tokens": 12,
+        "min_new_tokens": 12,
+        "do_sample": False,
+        "pad_token_id": 0,
+        "cache_implementation": "static",
+        "disable_compile": True,
+    }
+    expected = pair.reference.generate(ids, **options)
+    assert pair.native.generate(ids, **options).tolist() == expected.tolist()
+
+
+@torch.no_grad()
 def test_cache_equals_no_cache(pair, difference):
     """Token by token with a cache gives the logits of the whole sequence at once."""
     ids = pair.inputs(batch=1)

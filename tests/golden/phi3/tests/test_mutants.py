@@ -27,7 +27,7 @@ class Mutant:
 
 
 def swap(*paths: str) -> Callable[[Any], None]:
-    """Exchange two tensors in every layer, or in the whole model where the path starts at its top."""
+    """Exchange two tensors in every layer."""
 
     def change(model: Any) -> None:
         for owner in model.model.layers:

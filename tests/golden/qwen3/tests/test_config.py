@@ -55,7 +55,7 @@ def test_layer_kinds():
     """Which layer is of which kind, expanded from the file's pattern."""
     with torch.device("meta"):
         native = Qwen3ForCausalLM(published_config())
-    kinds = [layer.layer_type for layer in native.model.layers]
+    kinds = [layer.attention_type for layer in native.model.layers]
     assert kinds == ["full_attention"] * 28
 
 
@@ -65,5 +65,5 @@ def test_refuses_a_rotation_that_is_not_served(tiny_config):
     with pytest.raises(NotImplementedError, match="unheard_of"):
         Qwen3ForCausalLM(tiny_config)
     tiny_config.rope_parameters.update(rope_type="default", partial_rotary_factor=0.5)
-    with pytest.raises(NotImplementedError, match="part only"):
+    with pytest.raises(NotImplementedError, match="partial_rotary_factor"):
         Qwen3ForCausalLM(tiny_config)

@@ -27,7 +27,7 @@ class Mutant:
 
 
 def swap(*paths: str) -> Callable[[Any], None]:
-    """Exchange two tensors in every layer, or in the whole model where the path starts at its top."""
+    """Exchange two tensors in every layer."""
 
     def change(model: Any) -> None:
         for owner in model.model.layers:
@@ -115,9 +115,9 @@ def no_window(model: Any) -> None:
 
 def shift_layer_types(model: Any) -> None:
     """Begin the layer pattern one layer late."""
-    kinds = [layer.layer_type for layer in model.model.layers]
+    kinds = [layer.attention_type for layer in model.model.layers]
     for layer, kind in zip(model.model.layers, [*kinds[1:], kinds[0]], strict=True):
-        layer.layer_type = kind
+        layer.attention_type = kind
 
 
 def plain_final_norm(model: Any) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from nemo_automodel_qwen3 import model as module
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 LENGTHS = [9, 24, 2, 13]
 """Tokens of the packed documents, one of them longer than a window."""
@@ -103,6 +102,36 @@ def test_packing_needs_positions_and_no_cache(pair):
         pair.native(ids, position_ids=positions, past_key_values=cache, qkv_format="thd", **lengths)
 
 
+def flash_attention(module, query, key, value, attention_mask, *, scaling, sliding_window=None, **kwargs):
+    """Plain torch in place of flash attention, which needs a GPU: no mask, documents by the positions that restart."""
+    assert attention_mask is None
+    length = query.shape[2]
+    document = (kwargs["position_ids"][0] == 0).cumsum(-1)
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    visible = (distance >= 0) & (document[:, None] == document)
+    if sliding_window is not None:
+        visible &= distance < sliding_window
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling)
+    return output.transpose(1, 2), None
+
+
+@torch.no_grad()
+def test_flash_path_equals_unpacked(any_pair, difference, monkeypatch):
+    """Flash attention takes no mask; it is told the positions, so that no document sees another."""
+    rows = documents(any_pair)
+    expected = [any_pair.reference(row.unsqueeze(0)).logits[0] for row in rows]
+    ids, positions, _, lengths = pack(rows)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "flash_attention_2", flash_attention)
+    any_pair.native.config._attn_implementation = "flash_attention_2"
+    packed = any_pair.native(ids, position_ids=positions, qkv_format="thd", **lengths).logits[0]
+    as_row = any_pair.native(ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False).logits[0]
+    for logits in (packed, as_row):
+        for row, start, alone in zip(rows, lengths["cu_seqlens"], expected, strict=False):
+            assert difference(logits[start : start + len(row)], alone) < 1e-4
+
+
 class VariableLengthAttention(torch.nn.Module):
     """Plain torch in place of TE's variable-length kernel, which needs a GPU; same arguments, same meaning."""
 
@@ -143,4 +172,3 @@ def test_te_path_equals_unpacked(any_pair, difference, multiple):
     for row, start in zip(rows, starts, strict=False):
         expected = any_pair.reference(row.unsqueeze(0)).logits[0]
         assert difference(logits[start : start + len(row)], expected) < 1e-4
-    assert module.Qwen3ForCausalLM is type(any_pair.native)

@@ -1,4 +1,4 @@
-"""Gemma3 for NeMo AutoModel, numerically equal to transformers' ``Gemma3ForCausalLM``.
+"""Gemma3 for NeMo AutoModel, tested against transformers' ``Gemma3ForCausalLM``.
 
 Sandwich-norm decoder: RMS norm with weights stored as an offset from one; grouped-query attention
 with q/k norm on each head and a sliding window where layer_types says so; gelu_pytorch_tanh gated
@@ -198,7 +198,7 @@ class Gemma3DecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: Gemma3TextConfig, layer_idx: int, backend: BackendConfig) -> None:
         super().__init__()
-        self.layer_type = config.layer_types[layer_idx]
+        self.attention_type = config.layer_types[layer_idx]
         self.self_attn = Gemma3Attention(config, layer_idx, backend)
         self.mlp = Gemma3MLP(config)
         self.input_layernorm = Gemma3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -279,6 +279,7 @@ class Gemma3Model(Gemma3PreTrainedModel):
         self.norm = Gemma3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Gemma3RotaryEmbedding(config)
         self.gradient_checkpointing = False
+        self.has_sliding_layers = "sliding_attention" in config.layer_types
         self.post_init()
 
     @check_model_inputs
@@ -325,7 +326,8 @@ class Gemma3Model(Gemma3PreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0) + seen
 
-        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask.
+        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask; flash attention, which
+        # takes no such mask, finds the documents by the positions that restart.
         document_ids = None
         pack_as_one_row = is_thd and self.backend.attn != "te"
         if pack_as_one_row:
@@ -344,8 +346,9 @@ class Gemma3Model(Gemma3PreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                attention_mask=attention_masks[layer.layer_type],
-                position_embeddings=position_embeddings[layer.layer_type],
+                attention_mask=attention_masks[layer.attention_type],
+                position_embeddings=position_embeddings[layer.attention_type],
+                position_ids=position_ids,
                 past_key_values=past_key_values,
                 **kwargs,
             )
@@ -378,7 +381,7 @@ class Gemma3Model(Gemma3PreTrainedModel):
         if isinstance(attention_mask, dict):
             return attention_mask
         if inputs_embeds.ndim == 2:
-            return dict.fromkeys(set(self.config.layer_types))
+            return dict.fromkeys(self.config.layer_types)
         if attention_mask is not None and attention_mask.ndim == 4:
             return self._windowed_masks(attention_mask)
         mask_kwargs: dict[str, Any] = {
@@ -391,7 +394,7 @@ class Gemma3Model(Gemma3PreTrainedModel):
         if document_ids is not None:
             mask_kwargs["and_mask_function"] = packed_sequence_mask_function(document_ids)
         masks = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        return {layer_type: masks[layer_type](**mask_kwargs) for layer_type in set(self.config.layer_types)}
+        return {layer_type: masks[layer_type](**mask_kwargs) for layer_type in dict.fromkeys(self.config.layer_types)}
 
     def _windowed_masks(self, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """Narrow a mask ``[B, 1, S, S]`` that a collator made for packed rows: it knows nothing of the window."""
@@ -412,11 +415,10 @@ def _check_rope(config: Gemma3TextConfig) -> None:
         NotImplementedError: Another ``rope_type``, or a partial rotation.
     """
     for parameters in config.rope_parameters.values():
-        rope_type = parameters["rope_type"]
-        if rope_type not in SERVED_ROPE_TYPES or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-            raise NotImplementedError(
-                f"rope_type {rope_type!r} is not one of {SERVED_ROPE_TYPES}, or rotates a part only."
-            )
+        if parameters["rope_type"] not in SERVED_ROPE_TYPES:
+            raise NotImplementedError(f"rope_type {parameters['rope_type']!r} is not one of {SERVED_ROPE_TYPES}.")
+        if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+            raise NotImplementedError("partial_rotary_factor: only the rotation of the whole head is served.")
 
 
 def _document_ids(
@@ -444,7 +446,6 @@ class Gemma3ForCausalLM(HFCheckpointingMixin, Gemma3PreTrainedModel, GenerationM
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_rep"}
     _pp_plan = {"lm_head": (["hidden_states"], ["logits"])}
-    _keep_in_fp32_modules = ["rotary_emb"]
 
     @property
     def _uses_hf_attention(self) -> bool:
@@ -582,8 +583,10 @@ def _squeeze_packed(
     if position_ids is None:
         raise ValueError("Packed sequences need position_ids that restart in every document.")
     kwargs = {name: value for name, value in kwargs.items() if name != "padding_mask"}
-    if position_ids.ndim > 1:
-        input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
+    if position_ids.ndim == 1:
+        position_ids = position_ids.unsqueeze(0)
+        input_ids = input_ids.unsqueeze(0) if input_ids is not None and input_ids.ndim == 1 else input_ids
+    input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
     if inputs_embeds is not None and inputs_embeds.ndim > 2:
         inputs_embeds = inputs_embeds.squeeze(0)
     return input_ids, position_ids, inputs_embeds, kwargs

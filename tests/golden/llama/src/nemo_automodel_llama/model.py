@@ -1,4 +1,4 @@
-"""Llama for NeMo AutoModel, numerically equal to transformers' ``LlamaForCausalLM``.
+"""Llama for NeMo AutoModel, tested against transformers' ``LlamaForCausalLM``.
 
 Pre-norm decoder: RMS norm; grouped-query attention; silu gated MLP.
 
@@ -188,7 +188,7 @@ class LlamaDecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: LlamaConfig, layer_idx: int, backend: BackendConfig) -> None:
         super().__init__()
-        self.layer_type = "full_attention"
+        self.attention_type = "full_attention"
         self.self_attn = LlamaAttention(config, layer_idx, backend)
         self.mlp = LlamaMLP(config)
         self.input_layernorm = initialize_rms_norm_module(
@@ -308,7 +308,8 @@ class LlamaModel(LlamaPreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0) + seen
 
-        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask.
+        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask; flash attention, which
+        # takes no such mask, finds the documents by the positions that restart.
         document_ids = None
         pack_as_one_row = is_thd and self.backend.attn != "te"
         if pack_as_one_row:
@@ -325,8 +326,9 @@ class LlamaModel(LlamaPreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                attention_mask=attention_masks[layer.layer_type],
+                attention_mask=attention_masks[layer.attention_type],
                 position_embeddings=position_embeddings,
+                position_ids=position_ids,
                 past_key_values=past_key_values,
                 **kwargs,
             )
@@ -382,9 +384,10 @@ def _check_rope(config: LlamaConfig) -> None:
         NotImplementedError: Another ``rope_type``, or a partial rotation.
     """
     parameters = config.rope_parameters
-    rope_type = parameters["rope_type"]
-    if rope_type not in SERVED_ROPE_TYPES or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotImplementedError(f"rope_type {rope_type!r} is not one of {SERVED_ROPE_TYPES}, or rotates a part only.")
+    if parameters["rope_type"] not in SERVED_ROPE_TYPES:
+        raise NotImplementedError(f"rope_type {parameters['rope_type']!r} is not one of {SERVED_ROPE_TYPES}.")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotImplementedError("partial_rotary_factor: only the rotation of the whole head is served.")
 
 
 def _document_ids(
@@ -542,8 +545,10 @@ def _squeeze_packed(
     if position_ids is None:
         raise ValueError("Packed sequences need position_ids that restart in every document.")
     kwargs = {name: value for name, value in kwargs.items() if name != "padding_mask"}
-    if position_ids.ndim > 1:
-        input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
+    if position_ids.ndim == 1:
+        position_ids = position_ids.unsqueeze(0)
+        input_ids = input_ids.unsqueeze(0) if input_ids is not None and input_ids.ndim == 1 else input_ids
+    input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
     if inputs_embeds is not None and inputs_embeds.ndim > 2:
         inputs_embeds = inputs_embeds.squeeze(0)
     return input_ids, position_ids, inputs_embeds, kwargs

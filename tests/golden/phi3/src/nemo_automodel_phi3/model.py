@@ -1,4 +1,4 @@
-"""Phi3 for NeMo AutoModel, numerically equal to transformers' ``Phi3ForCausalLM``.
+"""Phi3 for NeMo AutoModel, tested against transformers' ``Phi3ForCausalLM``.
 
 Pre-norm decoder: RMS norm; grouped-query attention with one projection for q, k and v and a sliding
 window where sliding_window is set; silu gated MLP.
@@ -192,7 +192,7 @@ class Phi3DecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: Phi3Config, layer_idx: int, backend: BackendConfig) -> None:
         super().__init__()
-        self.layer_type = "full_attention" if config.sliding_window is None else "sliding_attention"
+        self.attention_type = "full_attention" if config.sliding_window is None else "sliding_attention"
         self.self_attn = Phi3Attention(config, layer_idx, backend)
         self.mlp = Phi3MLP(config)
         self.input_layernorm = initialize_rms_norm_module(
@@ -268,6 +268,7 @@ class Phi3Model(Phi3PreTrainedModel):
         )
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.gradient_checkpointing = False
+        self.has_sliding_layers = config.sliding_window is not None
         self.post_init()
 
     @check_model_inputs
@@ -306,6 +307,9 @@ class Phi3Model(Phi3PreTrainedModel):
             raise ValueError("Packed sequences cannot use a key/value cache.")
         if is_thd and kwargs.get("cu_seqlens") is None:
             raise ValueError("Packed sequences need cu_seqlens.")
+        if past_key_values is not None and isinstance(attention_mask, torch.Tensor) and attention_mask.ndim == 4:
+            # With a static cache `generate` prepares the mask, window and all.
+            attention_mask = dict.fromkeys(("full_attention", "sliding_attention"), attention_mask)
         if use_cache and not is_thd and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
         if position_ids is None:
@@ -314,7 +318,8 @@ class Phi3Model(Phi3PreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0) + seen
 
-        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask.
+        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask; flash attention, which
+        # takes no such mask, finds the documents by the positions that restart.
         document_ids = None
         pack_as_one_row = is_thd and self.backend.attn != "te"
         if pack_as_one_row:
@@ -331,8 +336,9 @@ class Phi3Model(Phi3PreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                attention_mask=attention_masks[layer.layer_type],
+                attention_mask=attention_masks[layer.attention_type],
                 position_embeddings=position_embeddings,
+                position_ids=position_ids,
                 past_key_values=past_key_values,
                 **kwargs,
             )
@@ -400,9 +406,10 @@ def _check_rope(config: Phi3Config) -> None:
         NotImplementedError: Another ``rope_type``, or a partial rotation.
     """
     parameters = config.rope_parameters
-    rope_type = parameters["rope_type"]
-    if rope_type not in SERVED_ROPE_TYPES or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotImplementedError(f"rope_type {rope_type!r} is not one of {SERVED_ROPE_TYPES}, or rotates a part only.")
+    if parameters["rope_type"] not in SERVED_ROPE_TYPES:
+        raise NotImplementedError(f"rope_type {parameters['rope_type']!r} is not one of {SERVED_ROPE_TYPES}.")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotImplementedError("partial_rotary_factor: only the rotation of the whole head is served.")
 
 
 def _document_ids(
@@ -560,8 +567,10 @@ def _squeeze_packed(
     if position_ids is None:
         raise ValueError("Packed sequences need position_ids that restart in every document.")
     kwargs = {name: value for name, value in kwargs.items() if name != "padding_mask"}
-    if position_ids.ndim > 1:
-        input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
+    if position_ids.ndim == 1:
+        position_ids = position_ids.unsqueeze(0)
+        input_ids = input_ids.unsqueeze(0) if input_ids is not None and input_ids.ndim == 1 else input_ids
+    input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
     if inputs_embeds is not None and inputs_embeds.ndim > 2:
         inputs_embeds = inputs_embeds.squeeze(0)
     return input_ids, position_ids, inputs_embeds, kwargs

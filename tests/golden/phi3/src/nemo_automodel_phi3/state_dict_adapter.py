@@ -75,7 +75,7 @@ IGNORED: dict[str, str] = {
 }
 
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_LORA = re.compile(r"\.(lora_A|lora_B|lora_magnitude)(\.\w+)*$")
+_LORA = re.compile(r"\.(lora_A|lora_B|lora_magnitude(?:_vector)?)(\.\w+)*$")
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
@@ -107,7 +107,7 @@ class Phi3StateDictAdapter(StateDictAdapter):
 
         Args:
             state_dict: Native name to tensor; any subset of the model's (a pipeline stage, LoRA weights).
-            **kwargs: ``exclude_key_regex`` leaves out disk names that it matches.
+            **kwargs: ``exclude_key_regex`` leaves out native names that it matches.
 
         Returns:
             Disk name to tensor. A tied head is left out where its embedding is there; the last pipeline stage, which

@@ -1,4 +1,4 @@
-"""Qwen3 for NeMo AutoModel, numerically equal to transformers' ``Qwen3ForCausalLM``.
+"""Qwen3 for NeMo AutoModel, tested against transformers' ``Qwen3ForCausalLM``.
 
 Pre-norm decoder: RMS norm; grouped-query attention with q/k norm on each head and a sliding window
 where layer_types says so; silu gated MLP.
@@ -201,7 +201,7 @@ class Qwen3DecoderLayer(GradientCheckpointingLayer):
 
     def __init__(self, config: Qwen3Config, layer_idx: int, backend: BackendConfig) -> None:
         super().__init__()
-        self.layer_type = config.layer_types[layer_idx]
+        self.attention_type = config.layer_types[layer_idx]
         self.self_attn = Qwen3Attention(config, layer_idx, backend)
         self.mlp = Qwen3MLP(config)
         self.input_layernorm = initialize_rms_norm_module(
@@ -275,6 +275,7 @@ class Qwen3Model(Qwen3PreTrainedModel):
         )
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.gradient_checkpointing = False
+        self.has_sliding_layers = "sliding_attention" in config.layer_types
         self.post_init()
 
     @check_model_inputs
@@ -321,7 +322,8 @@ class Qwen3Model(Qwen3PreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0) + seen
 
-        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask.
+        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask; flash attention, which
+        # takes no such mask, finds the documents by the positions that restart.
         document_ids = None
         pack_as_one_row = is_thd and self.backend.attn != "te"
         if pack_as_one_row:
@@ -338,8 +340,9 @@ class Qwen3Model(Qwen3PreTrainedModel):
         for layer in self.layers:
             hidden_states = layer(
                 hidden_states,
-                attention_mask=attention_masks[layer.layer_type],
+                attention_mask=attention_masks[layer.attention_type],
                 position_embeddings=position_embeddings,
+                position_ids=position_ids,
                 past_key_values=past_key_values,
                 **kwargs,
             )
@@ -372,7 +375,7 @@ class Qwen3Model(Qwen3PreTrainedModel):
         if isinstance(attention_mask, dict):
             return attention_mask
         if inputs_embeds.ndim == 2:
-            return dict.fromkeys(set(self.config.layer_types))
+            return dict.fromkeys(self.config.layer_types)
         if attention_mask is not None and attention_mask.ndim == 4:
             return self._windowed_masks(attention_mask)
         mask_kwargs: dict[str, Any] = {
@@ -385,7 +388,7 @@ class Qwen3Model(Qwen3PreTrainedModel):
         if document_ids is not None:
             mask_kwargs["and_mask_function"] = packed_sequence_mask_function(document_ids)
         masks = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
-        return {layer_type: masks[layer_type](**mask_kwargs) for layer_type in set(self.config.layer_types)}
+        return {layer_type: masks[layer_type](**mask_kwargs) for layer_type in dict.fromkeys(self.config.layer_types)}
 
     def _windowed_masks(self, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
         """Narrow a mask ``[B, 1, S, S]`` that a collator made for packed rows: it knows nothing of the window."""
@@ -406,9 +409,10 @@ def _check_rope(config: Qwen3Config) -> None:
         NotImplementedError: Another ``rope_type``, or a partial rotation.
     """
     parameters = config.rope_parameters
-    rope_type = parameters["rope_type"]
-    if rope_type not in SERVED_ROPE_TYPES or parameters.get("partial_rotary_factor", 1.0) != 1.0:
-        raise NotImplementedError(f"rope_type {rope_type!r} is not one of {SERVED_ROPE_TYPES}, or rotates a part only.")
+    if parameters["rope_type"] not in SERVED_ROPE_TYPES:
+        raise NotImplementedError(f"rope_type {parameters['rope_type']!r} is not one of {SERVED_ROPE_TYPES}.")
+    if parameters.get("partial_rotary_factor", 1.0) != 1.0:
+        raise NotImplementedError("partial_rotary_factor: only the rotation of the whole head is served.")
 
 
 def _document_ids(
@@ -566,8 +570,10 @@ def _squeeze_packed(
     if position_ids is None:
         raise ValueError("Packed sequences need position_ids that restart in every document.")
     kwargs = {name: value for name, value in kwargs.items() if name != "padding_mask"}
-    if position_ids.ndim > 1:
-        input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
+    if position_ids.ndim == 1:
+        position_ids = position_ids.unsqueeze(0)
+        input_ids = input_ids.unsqueeze(0) if input_ids is not None and input_ids.ndim == 1 else input_ids
+    input_ids, position_ids, _, kwargs = squeeze_input_for_thd(input_ids, position_ids, None, kwargs)
     if inputs_embeds is not None and inputs_embeds.ndim > 2:
         inputs_embeds = inputs_embeds.squeeze(0)
     return input_ids, position_ids, inputs_embeds, kwargs
