@@ -322,8 +322,8 @@ class Qwen3Model(Qwen3PreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device).unsqueeze(0) + seen
 
-        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask; flash attention, which
-        # takes no such mask, finds the documents by the positions that restart.
+        # Without TE's variable-length kernel a packed batch is one row under a block-diagonal mask. Flash attention
+        # takes no such mask and finds the documents by the positions that restart.
         document_ids = None
         pack_as_one_row = is_thd and self.backend.attn != "te"
         if pack_as_one_row:
