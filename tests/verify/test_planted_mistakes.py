@@ -101,7 +101,12 @@ MISTAKES = {
     "layer types shifted by one": (
         GEMMA3,
         "model.py",
-        [("self.layer_type = config.layer_types[layer_idx]", "self.layer_type = config.layer_types[layer_idx - 1]")],
+        [
+            (
+                "self.attention_type = config.layer_types[layer_idx]",
+                "self.attention_type = config.layer_types[layer_idx - 1]",
+            )
+        ],
         f"{CONFIG}::test_layer_kinds",
     ),
     "one rotation for all layer types": (

@@ -79,7 +79,7 @@ def _others(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     if value is None:
-        return [2.0, 3]
+        return [2.0, 3, True]
     if isinstance(value, int):
         return [value + 1]
     if isinstance(value, float):
