@@ -128,7 +128,7 @@ def test_diff_in_json(invoke):
     assert json.loads(invoke("new", "acme/dense", "--diff", "--json").stdout)["diff"] == stub_pipeline.DIFF
 
 
-def test_in_a_checkout_the_next_step_is_the_diff(invoke):
+def test_in_a_checkout_the_next_step_is_its_status(invoke):
     said = invoke("new", "acme/dense", "--target", "intree").stdout
-    assert "  - git -C 'nemo automodel' diff\n" in said
+    assert "  - git -C 'nemo automodel' status\n" in said
     assert "pip install" not in said

@@ -77,6 +77,7 @@ def test_the_json(tmp_path: Path) -> None:
         "name",
         "target",
         "out",
+        "verify_path",
         "import",
         "files",
         "origins",
@@ -185,6 +186,29 @@ def test_edits_by_hand_are_not_lost(tmp_path: Path) -> None:
     backup = next(warning.rpartition(" ")[2] for warning in result.payload["warnings"] if "kept in" in warning)
     assert "# mine" in next(Path(backup).rglob("model.py")).read_text()
     assert check(out).exit_status == 0
+
+
+def test_what_onboard_did_not_write_stays_where_it_is(tmp_path: Path) -> None:
+    """A user's git history and notes lie in the project's folder: --force replaces files, it does not move the folder."""
+    out = tmp_path / "out"
+    run(out=out)
+    (out / ".git").mkdir()
+    (out / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (out / "src" / "nemo_automodel_olmo2" / "extra.py").write_text("# mine\n")
+    result = run(out=out, force=True)
+    assert (out / ".git" / "HEAD").read_text() == "ref: refs/heads/main\n"
+    assert (out / "src" / "nemo_automodel_olmo2" / "extra.py").read_text() == "# mine\n"
+    assert not any("kept in" in warning for warning in result.payload["warnings"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_dry_run_says_what_the_real_run_would_refuse(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    run(out=out)
+    (out / "README.md").write_text("mine\n")
+    said = run(out=out, dry_run=True).payload["warnings"]
+    assert any("needs --force" in warning and "README.md" in warning for warning in said)
+    assert not any("needs --force" in warning for warning in run(out=out, dry_run=True, force=True).payload["warnings"])
 
 
 def test_a_folder_of_somebody_else_is_not_overwritten(tmp_path: Path) -> None:

@@ -105,7 +105,12 @@ def _as_onboard_error(error: Exception, state: State) -> OnboardError:
 
 
 def _stopped(code: str, why: str) -> OnboardError:
-    return OnboardError(code, why, "run the same command again; no half-written files were left", code=code)
+    return OnboardError(
+        code,
+        why,
+        "run the command again, or `onboard verify` what is written already; no half-written files were left",
+        code=code,
+    )
 
 
 def _report(state: State, error: BaseException, known: OnboardError) -> None:

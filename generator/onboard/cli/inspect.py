@@ -33,7 +33,8 @@ def command(state: State, source: str, revision: str | None) -> int:
     """Show what a model is, and how onboard knows.
 
     Kind, architecture, and where each field came from. Reads config.json and the checkpoint's headers; downloads
-    no weights and runs none of the model's code. Exits 3, with the reason, for a model that onboard does not write.
+    no weights and runs none of the model's code. Exits 3, with the reason, for what is no decoder; mixtures of
+    experts and vision-language models are recognised, and not written yet.
     """
     from onboard.pipeline.inspecting import inspect_source
 

@@ -50,13 +50,13 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     "--style",
     type=click.Choice(("auto", "native", "reuse")),
     default="auto",
-    help="auto: native where the numbers confirm it, otherwise transformers' own module.",
+    help="auto, native: modules that the numbers confirm; reuse is not there yet.",
 )
 @click.option("--no-verify", is_flag=True, help="Write, and do not run the generated tests.")
 @click.option("--dry-run", is_flag=True, help="Show which files would be written, and why; write nothing.")
 @click.option("--diff", is_flag=True, help="Print the changes as a patch on stdout, the rest on stderr.")
-@click.option("--force", is_flag=True, help="Overwrite files that onboard did not write or that were edited.")
-@click.option("--trust-remote-code", is_flag=True, help="Run the model's own Python code, in a subprocess.")
+@click.option("--force", is_flag=True, help="Replace what is there; edited files are kept in a backup.")
+@click.option("--trust-remote-code", is_flag=True, help="Not there yet: remote code is never run.")
 @click.option("--license-header", type=_FILE, metavar="FILE", help="A text that opens every generated Python file.")
 def command(
     state: State,
@@ -106,7 +106,7 @@ def command(
     output.json(payload)
     _show(output, request, result, payload)
     if result.exit_status:
-        output.error(_summary.failure(payload, f"see what failed above, then `onboard verify {_place(payload)}`"))
+        output.error(_summary.failure(payload, f"see what failed above, then `onboard verify {_proof(payload)}`"))
     return result.exit_status
 
 
@@ -165,9 +165,9 @@ def _next_steps(request: NewRequest, result: NewResult, payload: Mapping[str, An
     if payload.get("target") == "plugin":
         steps.append(f"pip install -e {place}")
     else:
-        steps.append(f"git -C {place} diff")
+        steps.append(f"git -C {place} status")
     if not request.verify:
-        steps.append(f"onboard verify {place}")
+        steps.append(f"onboard verify {_proof(payload)}")
     return steps
 
 
@@ -178,6 +178,11 @@ def _paths(payload: Mapping[str, Any]) -> list[str]:
 
 def _place(payload: Mapping[str, Any]) -> str:
     return _quoted(str(payload.get("out") or "."))
+
+
+def _proof(payload: Mapping[str, Any]) -> str:
+    """What `onboard verify` takes: the project, or the model's folder in a checkout."""
+    return _quoted(str(payload.get("verify_path") or payload.get("out") or "."))
 
 
 def _quoted(path: str) -> str:

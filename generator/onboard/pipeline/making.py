@@ -14,7 +14,7 @@ from onboard.errors import UsageError
 from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
-from onboard.plan.lock import file_hashes, render_lock
+from onboard.plan.lock import drift, file_hashes, read_lock, render_lock
 from onboard.plan.targets import Layout, find_checkout, header_from, layout, license_header
 from onboard.reference.ask import ask_reference
 from onboard.render.package import Rendered, Work, render, render_review
@@ -76,6 +76,8 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
             "leave --style out",
         )
     root, places = _place(request, source, name)
+    if not request.dry_run and not request.force:
+        _refuse_existing(root, places)
     progress.done(f"{source.kind.kind}, {source.kind.architecture}")
 
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
@@ -108,6 +110,8 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         backup = written.backup
 
     payload = _payload(source, spec, work, rendered, plan, backup, trusted=request.trust_remote_code)
+    if request.dry_run and not request.force:
+        payload["warnings"] += _would_be_refused(root, places)
     status = 0
     if request.verify and not request.dry_run:
         result = run_tests(root, places, progress)
@@ -115,6 +119,35 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         payload |= result.as_json()
         status = result.exit_status
     return NewResult(payload, status, diff, rows)
+
+
+def _refuse_existing(root: Path, places: Layout) -> None:
+    """Refuse a project's folder that has something in it, before anything is measured.
+
+    Raises:
+        UsageError: with what onboard itself wrote there, and what was edited since.
+    """
+    reasons = _would_be_refused(root, places) if places.target == "plugin" else []
+    if reasons:
+        raise UsageError(
+            f"cannot make {root}",
+            reasons[0],
+            "--force replaces it and keeps a copy of what was edited; or give another folder with --out",
+            code="target.exists",
+        )
+
+
+def _would_be_refused(root: Path, places: Layout) -> list[str]:
+    """Why a run without ``--force`` would write nothing; empty where it would write."""
+    lock_file = root / places.lock
+    edited = []
+    if lock_file.is_file():
+        edited = [item.path for item in drift(root, read_lock(lock_file)) if item.state == "edited"]
+    since = f"; edited since: {', '.join(edited[:5])}{' ...' if len(edited) > 5 else ''}" if edited else ""
+    if places.target == "plugin" and (root.is_file() or (root.is_dir() and any(root.iterdir()))):
+        made = "onboard wrote it already" if lock_file.is_file() else "it is there already, with something in it"
+        return [f"{made}{since} (needs --force)"]
+    return [f"files that onboard wrote were edited (needs --force){since}"] if edited else []
 
 
 def _place(request: NewRequest, source: Read, name: str) -> tuple[Path, Layout]:
@@ -169,7 +202,10 @@ def _plan(request: NewRequest, source: Read, work: Work, rendered: Rendered, roo
         files=file_hashes(changes),
     )
     changes.append(FileChange(places.lock, lock, "remembers what was written, for `onboard check`"))
-    return Plan(root, places.target, tuple(changes))
+    # A project that onboard wrote is replaced file by file, as in a checkout: what else lies in it (its git history,
+    # notes) is not ours to move.
+    in_place = places.target == "intree" or (root / places.lock).is_file()
+    return Plan(root, "intree" if in_place else "plugin", tuple(changes))
 
 
 def _record(plan: Plan, work: Work, result: ProofResult) -> None:
@@ -223,7 +259,7 @@ def _payload(
             "--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run"
         )
     if backup is not None:
-        warnings.append(f"hand-made files of the old project were kept in {backup}")
+        warnings.append(f"what was replaced and not written by onboard is kept in {backup}")
     return {
         "schema_version": 1,
         "source": source.facts.source.as_json(),
@@ -233,6 +269,7 @@ def _payload(
         "name": places.name,
         "target": places.target,
         "out": str(plan.root),
+        "verify_path": str(plan.root if places.target == "plugin" else plan.root / places.package_dir),
         "import": {
             "sys_path": str((plan.root / places.sys_path).resolve()),
             "package": places.import_package,

@@ -9,6 +9,7 @@ from typing import Any
 
 from onboard.errors import UsageError
 from onboard.plan.lock import Lock, drift, locate, read_lock
+from onboard.plan.names import class_prefix
 from onboard.plan.targets import Layout, layout
 from onboard.verify.progress import Progress
 from onboard.verify.run import ProofResult, run_tests
@@ -88,8 +89,25 @@ def check(path: Path) -> CheckResult:
     Raises:
         UsageError: there is no lock file.
     """
-    lock, root, _ = _located(path)
-    return CheckResult(tuple((item.path, item.state) for item in drift(root, lock)))
+    lock, root, places = _located(path)
+    rows = [(item.path, str(item.state)) for item in drift(root, lock)]
+    if places.registry is not None:
+        rows.append((places.registry, _registered(root / places.registry, lock, places)))
+    return CheckResult(tuple(rows))
+
+
+def _registered(registry: Path, lock: Lock, places: Layout) -> str:
+    """``same`` where the registry leads to the model, ``edited`` where elsewhere, ``missing`` where nowhere."""
+    from onboard.plan.registry import insert_row
+
+    try:
+        text = registry.read_text(encoding="utf-8")
+        row = (lock.architecture, f"{places.import_package}.model", f"{class_prefix(lock.architecture)}ForCausalLM")
+        return "same" if insert_row(text, *row, force=False) == text else "missing"
+    except OSError:
+        return "missing"
+    except UsageError:
+        return "edited"
 
 
 def _located(path: Path) -> tuple[Lock, Path, Layout]:
