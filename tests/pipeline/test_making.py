@@ -189,7 +189,7 @@ def test_edits_by_hand_are_not_lost(tmp_path: Path) -> None:
 
 
 def test_what_onboard_did_not_write_stays_where_it_is(tmp_path: Path) -> None:
-    """A user's git history and notes lie in the project's folder: --force replaces files, it does not move the folder."""
+    """A user's git history lies in the project's folder: --force replaces files, it does not move the folder."""
     out = tmp_path / "out"
     run(out=out)
     (out / ".git").mkdir()
@@ -256,6 +256,17 @@ def test_into_a_checkout(checkout: Path) -> None:
         if path.endswith(".py") and path != REGISTRY:
             assert after[path].decode().startswith(HEADER), path
     assert not any(path.endswith("pyproject.toml") for path in payload["files"])
+
+
+def test_check_sees_that_the_registry_has_lost_the_row(checkout: Path) -> None:
+    registry = checkout / REGISTRY
+    original = registry.read_bytes()
+    result = run(into=checkout)
+    package = Path(result.payload["verify_path"])
+    assert (REGISTRY, "same") in check(package).rows
+    registry.write_bytes(original)
+    assert (REGISTRY, "missing") in check(package).rows
+    assert check(package).exit_status == 1
 
 
 def test_into_a_checkout_twice(checkout: Path) -> None:
