@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+# A shell starts its background jobs with these ignored, and children inherit that; the tests of Ctrl-C need them.
+if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = tuple(sorted(file.parent.name for file in (ROOT / "examples").glob("*/config.json")))
