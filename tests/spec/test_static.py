@@ -12,7 +12,8 @@ import pytest
 from onboard.errors import Unsupported
 from onboard.reference.build import NoReference, find_class, read_config
 from onboard.spec.derive import derive
-from onboard.spec.static import SIZES, fill_in, known_names, measured_architecture, measured_types
+from onboard.spec.keys import SIZES
+from onboard.spec.static import fill_in, known_names, measured_architecture, measured_types
 
 ROOT = Path(__file__).parents[2]
 SHARED = ROOT.parent / "shared" / "configs" / "dense"

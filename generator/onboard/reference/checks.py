@@ -12,18 +12,11 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from onboard.errors import UsageError
 from onboard.facts._text import shown
-from onboard.spec.keys import ALIASES
+from onboard.spec.keys import ALIASES, SIZES
 from onboard.spec.validate import check_read
 
-SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
+READ = (
+    *SIZES,
     "sliding_window",
     "layer_types",
     "rope_parameters",
@@ -59,7 +52,7 @@ def check_values(config: PretrainedConfig) -> None:
     # A key that the class does not know is an attribute all the same, and no size of the model.
     unread = {"intermediate_size"} - known
     check_read(
-        {name: None if name in unread else getattr(config, name, None) for name in SIZES},
+        {name: None if name in unread else getattr(config, name, None) for name in READ},
         activations={
             name: getattr(config, name)
             for name in ALIASES["hidden_act"]

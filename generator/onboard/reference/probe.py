@@ -36,7 +36,7 @@ from onboard.reference.record import Recording, record
 from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
 from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
 from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
-from onboard.spec.keys import data_keys
+from onboard.spec.keys import SIZES, data_keys
 
 MEMORY_BYTES = 8 * 1024**3
 # Keys that transformers writes in another form than old files have them.
@@ -250,14 +250,7 @@ def _served_ropes(
 def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
     """What the spec needs to know of the real model, as transformers reads its config."""
     names = (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "intermediate_size",
-        "vocab_size",
-        "max_position_embeddings",
+        *SIZES,
         "layer_types",
         "sliding_window",
         "rope_parameters",

@@ -12,6 +12,18 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+SIZES: Final = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+"""Fields that hold the sizes of a decoder, by their canonical names."""
+
 ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         # Size of the decoder.

@@ -13,18 +13,9 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from onboard.errors import Unsupported
+from onboard.spec.keys import SIZES
 
 FOLDER = Path(__file__).parent / "measured"
-SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
 # Sizes that a config class computes from others where they are not given.
 _DERIVED = ("num_key_value_heads", "head_dim")
 # Scalings whose parameters name the length that the model was trained at.
