@@ -11,7 +11,6 @@ from onboard.spec.arch import ArchSpec
 # Rotation tables that the framework's own LlamaRotaryEmbedding computes as transformers does. The others depend on the
 # length of the batch, or rotate a part of the head, or differ by layer type.
 _FRAMEWORK_ROPES = frozenset(("default", "llama3"))
-_LENGTH_DEPENDENT = frozenset(("dynamic", "longrope"))
 
 
 def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> dict[str, Any]:
@@ -37,7 +36,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "has_sliding": has_sliding,
         "by_layer_type": spec.has_layer_types and (has_sliding or spec.rope.per_layer_type),
         "served_rope_types": sorted({*spec.rope.types, *spec.rope.served}),
-        "length_dependent_rope": [name for name in spec.rope.types if name in _LENGTH_DEPENDENT],
+        "length_dependent_rope": spec.rope.length_dependent,
         "summary": summary(spec),
         "attention_summary": attention_summary(spec),
         "block_summary": block_summary(spec),

@@ -143,8 +143,7 @@ def _context(work: Work) -> dict[str, Any]:
     spec, measured, layout = work.spec, work.measured, work.layout
     header = work.header and work.header.rstrip("\n") + "\n\n"
     own = variants(spec, measured)
-    rope = measured["tiny"]["rope_parameters"]
-    lengths, why = _packed_lengths(spec, rope)
+    lengths, why = _packed_lengths(spec)
     known = set(work.decoder)
     return model_context(spec, prefix=work.prefix, package=layout.import_package, header=header) | {
         "has_conditional_rows": any(row.only_if for row in spec.checkpoint.rows),
@@ -159,8 +158,8 @@ def _context(work: Work) -> dict[str, Any]:
         "uniform_length": 12,
         # Fresh embeddings that are scaled up make fresh logits larger where the head shares them.
         "fresh_loss_tolerance": 1.0 if spec.embedding.scale else 0.2,
-        "prompt_length": 6 if {"dynamic", "longrope"} & set(spec.rope.types) else 9,
-        "new_tokens": 8 if {"dynamic", "longrope"} & set(spec.rope.types) else 12,
+        "prompt_length": 6 if spec.rope.length_dependent else 9,
+        "new_tokens": 8 if spec.rope.length_dependent else 12,
         "dropouts": {key: 0.5 for key in (spec.attention.dropout_key, spec.block.dropout_key) if key is not None},
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
@@ -205,12 +204,12 @@ def _published(decoder: Mapping[str, Any]) -> str:
     return json.dumps(data_keys(decoder), indent=2, sort_keys=True) + "\n"
 
 
-def _packed_lengths(spec: ArchSpec, rope: Mapping[str, Any]) -> tuple[list[int], str]:
+def _packed_lengths(spec: ArchSpec) -> tuple[list[int], str]:
     """Lengths of the packed documents.
 
     Where the frequencies depend on the longest position of the batch, the documents must agree with it.
     """
-    if {"dynamic", "longrope"} & set(spec.rope.types):
+    if spec.rope.length_dependent:
         return [9, 13, 11], ", below the original length: the frequencies follow the longest position of a batch"
     return [9, 24, 2, 13], ", one of them longer than a window"
 

@@ -130,6 +130,11 @@ class Rope:
     partial: bool
     parameters: Mapping[str, Any] = field(hash=False)
 
+    @property
+    def length_dependent(self) -> tuple[str, ...]:
+        """The types in use whose frequencies follow the longest position of a batch."""
+        return tuple(name for name in self.types if name in ("dynamic", "longrope"))
+
 
 @dataclass(frozen=True, slots=True)
 class Mlp:

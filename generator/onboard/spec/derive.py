@@ -315,7 +315,7 @@ def _unknown(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]) -
 
 
 def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
-    types = [name for name in spec.rope.types if name in ("dynamic", "longrope")]
+    types = spec.rope.length_dependent
     if not types:
         return []
     return [
