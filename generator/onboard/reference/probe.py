@@ -25,7 +25,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
-from onboard.reference.attentions import Fit, explain_attention
+from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
 from onboard.reference.build import NoReference, build, consumed_keys, disk_tensors, find_class, read_config, try_out
 from onboard.reference.checks import check_keys, check_values
@@ -33,10 +33,9 @@ from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
-from onboard.reference.record import Recording, record
+from onboard.reference.record import record
 from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
-from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
-from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
+from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
 
 MEMORY_BYTES = 8 * 1024**3
@@ -63,12 +62,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     input_ids = torch.randint(3, model.config.vocab_size, (1, SEQUENCE), generator=torch.Generator().manual_seed(7))
     recording, logits = record(model, input_ids=input_ids)
     roles = find_roles(model, recording)
-    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
     layers = range(model.config.num_hidden_layers)
-    window = getattr(model.config, "sliding_window", None)
-    fits = [_fit(model, roles, recording, index, head_dim, window) for index in layers]
-    windowed_fields = _windowed(fields)
-    windowed = fits if windowed_fields is None else _windowed_fits(cls, windowed_fields, roles, input_ids, head_dim)
     norms = {
         name: module
         for name, module in model.named_modules()
@@ -92,9 +86,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         },
         "norm": explain_norms(norms, model.config),
         "mlp": mlps[0] | {"difference": max(mlp["difference"] for mlp in mlps)},
-        "attention": _attention(model, roles, fits, windowed, windowed_fields),
-        "rope": explain_tables(model.config, _tables(model, roles, recording), head_dim)
-        | {"served": _served_ropes(cls, fields, roles, input_ids, head_dim)},
+        **explain_attentions(cls, fields, model, roles, recording, input_ids),
         "block": blocks[0]
         | explain_dropout(model.get_submodule(roles.layer(0)), roles, model.config)
         | {"difference": max(block["difference"] for block in blocks)},
@@ -119,61 +111,6 @@ def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dic
     raise Unexplained("tiny config", f"{cls.__name__} cannot be built at tiny size", tuple(problems))
 
 
-def _fit(
-    model: PreTrainedModel, roles: Roles, recording: Recording, index: int, head_dim: int, window: int | None
-) -> Fit:
-    path = f"{roles.layer(index)}.{roles.attention}"
-    fit: Fit = explain_attention(model.get_submodule(path), path, recording, model.config, head_dim, window)
-    return fit
-
-
-def _windowed(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The tiny config with a sliding window on, where the class has one; None where it is on already or unknown."""
-    if "sliding_window" not in fields or fields["sliding_window"] is not None:
-        return None
-    on = {**fields, "sliding_window": WINDOW}
-    if "use_sliding_window" in on:
-        on["use_sliding_window"] = True
-    if on.get("layer_types"):
-        kinds = ("sliding_attention", "full_attention")
-        on["layer_types"] = [kinds[index % 2] for index in range(on["num_hidden_layers"])]
-    return on
-
-
-def _windowed_fits(
-    cls: type[PreTrainedModel], fields: dict[str, Any], roles: Roles, input_ids: torch.Tensor, head_dim: int
-) -> list[Fit]:
-    model = build(cls, fields)
-    recording, _ = record(model, input_ids=input_ids)
-    return [_fit(model, roles, recording, index, head_dim, WINDOW) for index in range(model.config.num_hidden_layers)]
-
-
-def _attention(
-    model: PreTrainedModel, roles: Roles, fits: list[Fit], windowed: list[Fit], windowed_fields: dict[str, Any] | None
-) -> dict[str, Any]:
-    if len({str(fit.names) + fit.scale for fit in fits}) > 1:
-        raise Unexplained("attention", "layers differ in their projections or scales")
-    styles = {fit.style for fit in fits} - {"none"}
-    if styles != {"half"}:
-        raise Unexplained("attention", f"rotation {sorted(styles) or 'none'}", ("half",))
-    attention = model.get_submodule(f"{roles.layer(0)}.{roles.attention}")
-    names = fits[0].names
-    ins = [names["fused_qkv"]] if names["fused_qkv"] else [names[f"{part}_proj"] for part in "qkv"]
-    biases = {name: attention.get_submodule(name).bias is not None for name in ins}
-    if len(set(biases.values())) > 1:
-        raise Unexplained("attention", f"some of q, k and v have a bias and some have not: {biases}")
-    return {
-        **names,
-        "qkv_bias": all(biases.values()),
-        "o_bias": attention.get_submodule(names["o_proj"]).bias is not None,
-        "scale": fits[0].scale,
-        "rope_layers_key": _rope_layers_key(model.config, [fit.style != "none" for fit in fits]),
-        **_window(fits, windowed, windowed_fields, model.config),
-        "windowed_fields": windowed_fields,
-        "difference": max(fit.difference for fit in fits),
-    }
-
-
 def _head(
     cls: type[PreTrainedModel], fields: dict[str, Any], found: dict[str, Any], roles: Roles, input_ids: torch.Tensor
 ) -> dict[str, Any]:
@@ -184,68 +121,6 @@ def _head(
             recording, logits = record(model, input_ids=input_ids)
             found = explain_head(model, logits, roles, recording)
     return found
-
-
-def _rope_layers_key(config: PretrainedConfig, rotated: list[bool]) -> str | None:
-    if all(rotated):
-        return None
-    fields: dict[str, Any] = vars(config)
-    for name, value in fields.items():
-        if isinstance(value, list) and len(value) == len(rotated) and [bool(item) for item in value] == rotated:
-            return name
-    raise Unexplained("rope", f"layers that rotate: {rotated}, and no config field says so")
-
-
-def _window(
-    fits: list[Fit], windowed: list[Fit], windowed_fields: dict[str, Any] | None, config: PretrainedConfig
-) -> dict[str, Any]:
-    flags = [fit.windowed for fit in windowed]
-    if not any(flags):
-        return {"window_key": None, "window_layers": None}
-    types = windowed_fields.get("layer_types") if windowed_fields else getattr(config, "layer_types", None)
-    if types and flags == [kind == "sliding_attention" for kind in types]:
-        return {"window_key": "sliding_window", "window_layers": "by_layer_type"}
-    if all(flags):
-        return {"window_key": "sliding_window", "window_layers": "all"}
-    raise Unexplained("attention", f"layers with a window: {flags}, layer_types: {types}")
-
-
-def _tables(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[str, Any]:
-    types = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
-    tables = {}
-    for index, layer_type in enumerate(types):
-        tables[layer_type] = recording[f"{roles.layer(index)}.{roles.attention}"].inputs["position_embeddings"]
-    return tables
-
-
-def _served_ropes(
-    cls: type[PreTrainedModel], fields: dict[str, Any], roles: Roles, input_ids: torch.Tensor, head_dim: int
-) -> dict[str, Any]:
-    """Other static scalings that the reference takes, each with the ``rope_parameters`` that were tried.
-
-    Where layer types have parameters of their own, those of the full attention are scaled, as published models do.
-    """
-    rope = fields["rope_parameters"]
-    nested = isinstance(rope.get("full_attention"), dict)
-    base = rope["full_attention"] if nested else rope
-    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
-    served = {}
-    for rope_type, extra in STATIC_SCALINGS.items():
-        if rope_type == base["rope_type"]:
-            continue
-        parameters: dict[str, Any] = {"rope_type": rope_type, **kept, **extra}
-        if nested:
-            parameters = {**rope, "full_attention": parameters}
-        try:
-            model = build(cls, {**fields, "rope_parameters": parameters})
-            if model.config.rope_parameters != parameters:
-                continue  # the config class makes another scaling of it
-            recording, _ = record(model, input_ids=input_ids)
-            explain_tables(model.config, _tables(model, roles, recording), head_dim)
-        except Exception:
-            continue
-        served[rope_type] = parameters
-    return served
 
 
 def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
