@@ -212,7 +212,8 @@ def _layer_kinds(found: Mapping[str, Any], attention: Attention) -> tuple[LayerK
     depth: int = found["real"]["num_hidden_layers"]
     values = config_values(found)
     if attention.window_key is None or attention.window_layers is None or values.get(attention.window_key) is None:
-        return ("full_attention",) * depth
+        full: LayerKind = "full_attention"
+        return (full,) * depth
     kinds: list[LayerKind] = []
     for index in range(depth):
         slides = evaluate(attention.window_layers, values, index)
