@@ -330,10 +330,18 @@ class IgnoredKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The checkpoint's layout on disk."""
+    """The checkpoint's layout on disk.
+
+    Args:
+        rows: every kind of tensor.
+        ignored: what some checkpoints hold besides.
+        base_prefix: prefix, with its dot, that names of the base model's tensors have here and lack in a checkpoint of
+            the base model alone, as some are published (``transformer.`` of GPT-2); None where all files have it.
+    """
 
     rows: tuple[KeyRow, ...]
     ignored: tuple[IgnoredKey, ...]
+    base_prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
