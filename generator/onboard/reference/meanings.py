@@ -1,6 +1,6 @@
 """What a field of a config class means: its canonical name, whatever the class spells it.
 
-A class tells some of its spellings itself (``attribute_map``); the others are those of :data:`onboard.spec.keys.ALIASES`.
+A class tells some of its spellings itself (``attribute_map``); the others are in :data:`onboard.spec.keys.ALIASES`.
 """
 
 from __future__ import annotations
