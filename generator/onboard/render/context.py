@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from onboard.render.adapter import adapter_context
 from onboard.spec.arch import ArchSpec, Norm
 
 # Rotation tables that the framework's own LlamaRotaryEmbedding computes as transformers does. The others depend on the
@@ -68,6 +69,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "supports_flash": not (attention.alibi or attention.sinks),
         "supports_sdpa": not (attention.softcap or attention.sinks),
         "supports_flex": plain,
+        **adapter_context(spec),
         "summary": summary(spec),
         "attention_summary": attention_summary(spec),
         "block_summary": block_summary(spec),

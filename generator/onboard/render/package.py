@@ -147,7 +147,6 @@ def _context(work: Work) -> dict[str, Any]:
     lengths, why = _packed_lengths(length_dependent)
     known = set(work.decoder)
     return model_context(spec, prefix=work.prefix, package=layout.import_package, header=header) | {
-        "has_conditional_rows": any(row.only_if for row in spec.checkpoint.rows),
         "tiny": measured["tiny"],
         "variants": {"base": {}, **own},
         "mutants": mutants(spec, measured["tiny"], own),
