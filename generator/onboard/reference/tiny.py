@@ -181,7 +181,8 @@ def _set_sizes(
         tiny["num_key_value_heads"] = heads
     if hidden_sizes and size(real, "hidden_size") in hidden_sizes:
         tiny["hidden_size"] = hidden_sizes[size(real, "hidden_size")]
-    known: dict[str, tuple[int, int]] = {}
+    # A part of a model may have neither; what depends on them then has the tiny values all the same.
+    known = {"vocab_size": (0, _SIZES["vocab_size"]), "num_hidden_layers": (0, layers)}
     for name, value in tiny.items():
         key = spelling(real, name)
         if key is None or key not in fields:
