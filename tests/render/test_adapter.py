@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from onboard.render.adapter import adapter_context
 from onboard.render.style import lint
 from safetensors.torch import load_file
-from torch.nn import functional as F
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from .checkpoints import FAMILIES, native, reference, tiny
@@ -104,7 +104,7 @@ def test_queries_keys_and_values_are_the_references(name: str, saved: Any) -> No
     head_dim = width // config.num_attention_heads
     for part, tensor in theirs.items():
         module = f"model.layers.0.self_attn.{part}"
-        ours = F.linear(record.input, state[f"{module}.weight"], state.get(f"{module}.bias"))
+        ours = functional.linear(record.input, state[f"{module}.weight"], state.get(f"{module}.bias"))
         ours = ours.reshape(3, -1, head_dim)
         tensor = tensor.reshape(3, -1, head_dim)
         ours = ours.repeat_interleave(tensor.shape[1] // ours.shape[1], dim=1)
@@ -120,8 +120,10 @@ def test_gate_and_up_are_the_references(saved: Any) -> None:
     mlp.down_proj.register_forward_pre_hook(lambda _, inputs: seen.update(y=inputs[0]))
     model(torch.tensor([[3, 5, 7]]), use_cache=False)
     state = adapter("phi3").from_hf(saved("phi3"))
-    gate, up = (F.linear(seen["x"], state[f"model.layers.0.mlp.{part}_proj.weight"]) for part in ("gate", "up"))
-    torch.testing.assert_close(F.silu(gate) * up, seen["y"], rtol=1e-5, atol=1e-5)
+    gate, up = (
+        functional.linear(seen["x"], state[f"model.layers.0.mlp.{part}_proj.weight"]) for part in ("gate", "up")
+    )
+    torch.testing.assert_close(functional.silu(gate) * up, seen["y"], rtol=1e-5, atol=1e-5)
 
 
 layouts = st.tuples(
@@ -308,3 +310,23 @@ def test_the_generated_tests_pass(tmp_path: Path) -> None:
     done = run_tests(tmp_path)
     assert done.returncode == 0, done.stdout
     assert "skipped" not in done.stdout
+
+
+DAMAGE = {
+    "gpt2": ("tensor = tensor.t()", "tensor = tensor.contiguous()"),
+    "gpt_neox": ("place.row.groups(self.config)", "1"),
+    "falcon": ("if given != rows:", "if False:"),
+    "falcon_7b": ("if len(tensor) != sum(rows):", "if False:"),
+    "bloom": ("torch.block_diag(*parts).split(rows)", "parts"),
+    "mpt": ("chunk(len(rows), dim=1)[i]", "chunk(len(rows), dim=1)[0]"),
+    "codegen": ("if name not in tensors:", "if False:"),
+    "phi3": ("if not _equal(torch.block_diag(*own), torch.cat(parts)):", "if False:"),
+}
+
+
+def test_the_generated_tests_find_planted_mistakes(tmp_path: Path) -> None:
+    write_tests(tmp_path, DAMAGE)
+    failures = [line for line in run_tests(tmp_path).stdout.splitlines() if line.startswith("FAILED")]
+    assert {name for name in DAMAGE if any(f"toy_{name}/" in line for line in failures)} == set(DAMAGE)
+    # Each hurts what it is about, and not everything.
+    assert len(failures) < 5 * len(DAMAGE)

@@ -40,7 +40,7 @@ def adapter_context(spec: ArchSpec) -> dict[str, Any]:
 def part_rows(spec: ArchSpec) -> dict[str, str]:
     """Projection to the expression of its output features, for those that some row takes from a fused tensor.
 
-    Queries have ``N * D`` rows, keys and values ``K * D``, gate and up ``F``; ``head_dim`` is a name in the expressions.
+    Queries have ``N * D`` rows, keys and values ``K * D``, gate and up ``F``. ``head_dim`` stands for ``D``.
 
     Raises:
         ValueError: a fused tensor has a part that is none of these.
