@@ -47,10 +47,12 @@ def live_fields(
         ``parameters`` (parameters appear or vanish), ``training`` (only in training mode: a dropout) or ``unvaried``
         (the reference took no other value that was tried, so nothing is known).
     """
+    renamed = cls.config_class.attribute_map
+    explained = _EXPLAINED | {renamed[name] for name in _EXPLAINED if name in renamed}
     base_parameters, base_logits = _run(cls, fields, input_ids)
     live: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
-        if name in _EXPLAINED:
+        if name in explained:
             continue
         if "dropout" in name or "pdrop" in name or name.endswith("_drop"):
             if _drops(cls, {**fields, name: 0.5}, input_ids, base_logits):

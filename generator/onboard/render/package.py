@@ -143,10 +143,10 @@ def _context(work: Work) -> dict[str, Any]:
     spec, measured, layout = work.spec, work.measured, work.layout
     header = work.header and work.header.rstrip("\n") + "\n\n"
     own = variants(spec, measured)
-    lengths, why = _packed_lengths(spec)
+    length_dependent = spec.rope is not None and bool(spec.rope.length_dependent)
+    lengths, why = _packed_lengths(length_dependent)
     known = set(work.decoder)
     return model_context(spec, prefix=work.prefix, package=layout.import_package, header=header) | {
-        "has_conditional_rows": any(row.only_if for row in spec.checkpoint.rows),
         "tiny": measured["tiny"],
         "variants": {"base": {}, **own},
         "mutants": mutants(spec, measured["tiny"], own),
@@ -158,9 +158,10 @@ def _context(work: Work) -> dict[str, Any]:
         "uniform_length": 12,
         # Fresh embeddings that are scaled up make fresh logits larger where the head shares them.
         "fresh_loss_tolerance": 1.0 if spec.embedding.scale else 0.2,
-        "prompt_length": 6 if spec.rope.length_dependent else 9,
-        "new_tokens": 8 if spec.rope.length_dependent else 12,
-        "dropouts": {key: 0.5 for key in (spec.attention.dropout_key, spec.block.dropout_key) if key is not None},
+        "prompt_length": 6 if length_dependent else 9,
+        "new_tokens": 8 if length_dependent else 12,
+        "dropout_keys": _dropout_keys(spec),
+        "submodules": _submodules(measured),
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
         ),
@@ -204,12 +205,25 @@ def _published(decoder: Mapping[str, Any]) -> str:
     return json.dumps(data_keys(decoder), indent=2, sort_keys=True) + "\n"
 
 
-def _packed_lengths(spec: ArchSpec) -> tuple[list[int], str]:
+def _dropout_keys(spec: ArchSpec) -> list[str]:
+    """Config keys of the dropouts, each once."""
+    drops = spec.dropouts
+    keys = (drops.embedding, spec.attention.dropout_key, drops.attention_output, drops.mlp_activation, drops.mlp_output)
+    return sorted({key for key in keys if key is not None})
+
+
+def _submodules(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where a layer's attention and MLP end, ``{layer}`` open: path in the reference, path in the package's model."""
+    ends = ("model.layers.{layer}.self_attn.o_proj", "model.layers.{layer}.mlp.down_proj")
+    return [(entry["reference"], name) for entry in measured["modules"] for name in entry["native"] if name in ends]
+
+
+def _packed_lengths(length_dependent: bool) -> tuple[list[int], str]:
     """Lengths of the packed documents.
 
     Where the frequencies depend on the longest position of the batch, the documents must agree with it.
     """
-    if spec.rope.length_dependent:
+    if length_dependent:
         return [9, 13, 11], ", below the original length: the frequencies follow the longest position of a batch"
     return [9, 24, 2, 13], ", one of them longer than a window"
 

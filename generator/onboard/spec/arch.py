@@ -212,9 +212,10 @@ class Block:
     """Order of one decoder layer. A name of None means that there is no norm at that place.
 
     Sequential: ``h = x + m * post_attention(attention(pre_attention(x)))``, then
-    ``y = h + m * post_mlp(mlp(pre_mlp(h)))``. Parallel: ``y = x + m * attention(pre_attention(x)) + m * mlp(pre_mlp(x))``,
-    and without ``pre_mlp`` of its own the MLP takes what the attention takes. ``norm_after_residual``: the two post
-    norms stand after the additions (GPT-1).
+    ``y = h + m * post_mlp(mlp(pre_mlp(h)))``. Parallel:
+    ``y = x + m * post_attention(attention(pre_attention(x))) + m * post_mlp(mlp(pre_mlp(x)))``; without a ``pre_mlp``
+    of its own the MLP takes what the attention takes. ``norm_after_residual``: the two post norms stand after the
+    additions (GPT-1).
 
     Args:
         multiplier: expression of ``m``, None for 1.
@@ -329,10 +330,18 @@ class IgnoredKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The checkpoint's layout on disk."""
+    """The checkpoint's layout on disk.
+
+    Args:
+        rows: every kind of tensor.
+        ignored: what some checkpoints hold besides.
+        base_prefix: prefix, with its dot, that names of the base model's tensors have here and lack in a checkpoint of
+            the base model alone, as some are published (``transformer.`` of GPT-2); None where all files have it.
+    """
 
     rows: tuple[KeyRow, ...]
     ignored: tuple[IgnoredKey, ...]
+    base_prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +394,7 @@ class ArchSpec:
     norm: Norm
     final_norm: bool
     attention: Attention
-    rope: Rope
+    rope: Rope | None
     mlp: Mlp
     block: Block
     head: Head
@@ -395,6 +404,22 @@ class ArchSpec:
     fixed: tuple[FixedField, ...]
     review: tuple[ReviewItem, ...]
     provenance: Mapping[str, Provenance] = field(hash=False)
+
+    @property
+    def biases(self) -> tuple[Bias, ...]:
+        """Every bias that a projection or a norm may have."""
+        a = self.attention
+        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+
+    @property
+    def scalar_expressions(self) -> tuple[str, ...]:
+        """Expressions of numbers that generated code reads from the config."""
+        a = self.attention
+        inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, self.mlp.inner_norm)
+        norms = [self.norm, *(norm for norm in inner if norm is not None)]
+        alibi = a.alibi.bias_max if a.alibi else None
+        found = (a.scale, a.softcap, alibi, self.embedding.scale, self.block.multiplier, self.head.scale)
+        return tuple(expression for expression in (*(norm.eps for norm in norms), *found) if expression)
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Yield ``(dotted path, value)`` of every leaf that must have provenance."""
