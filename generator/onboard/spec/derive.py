@@ -39,7 +39,7 @@ from onboard.spec.arch import (
 from onboard.spec.expressions import evaluate
 from onboard.spec.keys import SIZES
 from onboard.spec.review import unknown_keys
-from onboard.spec.rows import ignored_keys, key_rows, reference_parameter
+from onboard.spec.rows import base_prefix, ignored_keys, key_rows, reference_parameter
 
 
 def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]) -> ArchSpec:
@@ -76,7 +76,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         head=Head(found["head"]["bias"], found["head"]["scale"], found["head"]["softcap_key"]),
         dropouts=Dropouts(**{name: drops[name] for name in Dropouts.__dataclass_fields__}),
         tying=Tying(bool(real["tie_word_embeddings"])),
-        checkpoint=Checkpoint(key_rows(found), ignored_keys(found)),
+        checkpoint=Checkpoint(key_rows(found), ignored_keys(found), base_prefix(found)),
         fixed=(),
         review=(),
         provenance={},
