@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.reference.build import build
 from onboard.reference.meanings import size, spelling
 from onboard.reference.record import Recording, close
 from onboard.reference.roles import Roles, Unexplained, is_norm
@@ -51,6 +53,16 @@ def explain_embedding(
                 return {"embedding": {**embedding, "difference": difference}, "modules": modules}
             nearest.append(f"times {scale or 1} {'and positions' if positions else ''}")
     raise Unexplained("embedding", "the first layer's input is no known function of the rows", tuple(nearest[:4]))
+
+
+def pads(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:
+    """Whether the embedding's row of ``config.pad_token_id`` gets no gradient."""
+    token = 2
+    try:
+        model = build(cls, {**fields, "pad_token_id": token})
+    except Exception:  # the class takes no such field
+        return False
+    return getattr(model.get_input_embeddings(), "padding_idx", None) == token
 
 
 def _module(reference: str, native: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ from onboard.reference.build import (
 )
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.dropouts import explain_dropouts
-from onboard.reference.ends import explain_embedding, explain_head
+from onboard.reference.ends import explain_embedding, explain_head, pads
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
@@ -101,7 +101,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "rope": attention["rope"],
         "block": blocks["block"],
         "dropouts": dropouts,
-        "embedding": embedding["embedding"],
+        "embedding": embedding["embedding"] | {"padding": pads(cls, fields)},
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
         **_checkpoint(cls, fields, modules),
@@ -210,6 +210,7 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
         "native": sorted(named),
         "disk_of": {name: disk for name, disk in renamed.items() if name != disk},
         "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True])),
+        "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
         "ignored_patterns": sorted(patterns),
         "base_model_prefix": prefix,
     }

@@ -192,7 +192,7 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
     positions = e["positions"] and Positions(e["positions"]["kind"], e["positions"]["offset"], e["positions"]["size"])
-    return Embedding(e["scale"], positions, e["norm"])
+    return Embedding(e["padding"], e["scale"], positions, e["norm"])
 
 
 def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:

@@ -18,11 +18,12 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
     Raises:
         Unsupported: a tensor that no module of the decoder explains.
     """
+    # A field that takes a tensor away where it is true is no condition but another architecture, which is refused.
     optional = {
         disk_name(found, name): key
         for key, effect in found["live"].items()
-        if effect["effect"] == "parameters"
-        for name in (*effect["added"], *effect["removed"])
+        if effect["effect"] == "parameters" and isinstance(found["tiny"].get(key), bool)
+        for name in effect["removed" if found["tiny"][key] else "added"]
     }
     rows: dict[str, KeyRow] = {}
     for name in (*found["disk"], *(name for name in optional if name not in found["disk"])):
