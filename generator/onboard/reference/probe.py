@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -26,15 +27,26 @@ from transformers import PretrainedConfig, PreTrainedModel
 from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
 from onboard.reference.attention.explain import explain_attentions
-from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
-from onboard.reference.build import NoReference, build, consumed_keys, disk_tensors, find_class, read_config, try_out
+from onboard.reference.blocks import explain_blocks
+from onboard.reference.build import (
+    NoReference,
+    build,
+    consumed_keys,
+    disk_tensors,
+    find_class,
+    names_on_disk,
+    read_config,
+    try_out,
+)
 from onboard.reference.checks import check_keys, check_values
+from onboard.reference.dropouts import explain_dropouts
+from onboard.reference.ends import explain_embedding, explain_head, pads
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
-from onboard.reference.mlps import explain_mlp
+from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import record
-from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
+from onboard.reference.roles import Roles, Unexplained, find_roles
 from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
 
@@ -62,39 +74,51 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     input_ids = torch.randint(3, model.config.vocab_size, (1, SEQUENCE), generator=torch.Generator().manual_seed(7))
     recording, logits = record(model, input_ids=input_ids)
     roles = find_roles(model, recording)
-    layers = range(model.config.num_hidden_layers)
-    norms = {
-        name: module
-        for name, module in model.named_modules()
-        if is_norm(module) and name in recording and (name == roles.final_norm or name.startswith(f"{roles.layers}."))
-    }
-    blocks = [explain_block(model.get_submodule(roles.layer(index)), index, roles, recording) for index in layers]
-    if len({str({**block, "difference": 0}) for block in blocks}) > 1:
-        raise Unexplained("block", "layers differ in the order of their norms")
-    mlp_paths = [f"{roles.layer(index)}.{roles.mlp}" for index in layers]
-    mlps = [explain_mlp(model.get_submodule(path), path, recording, model.config) for path in mlp_paths]
-    if len({str({**mlp, "difference": 0}) for mlp in mlps}) > 1:
-        raise Unexplained("mlp", "layers differ in their MLPs")
+    attention = explain_attentions(cls, fields, model, roles, recording, input_ids)
+    mlp = explain_mlps(cls, fields, model, roles, recording, input_ids)
+    blocks = explain_blocks(model, roles, recording)
+    embedding = explain_embedding(model, input_ids, roles, recording)
+    head = {"reference": roles.head, "native": ["lm_head"], "transposed": False, "groups": "1"}
+    norm = {"reference": roles.final_norm, "native": ["model.norm"], "transposed": False, "groups": "1"}
+    parts = (embedding, blocks, attention, mlp)
+    modules = [entry for part in parts for entry in part["modules"]] + [norm] * bool(roles.final_norm) + [head]
+    dropouts = explain_dropouts(cls, fields, roles, blocks["block"], input_ids)
     return {
         "transformers": transformers.__version__,
         "reference_class": cls.__name__,
         "config_class": cls.config_class.__name__,
         "tiny": fields,
+        "tiny_sizes": {name: size(model.config, name) for name in SIZES},
         "real": _real(cls, real, raw),
         "roles": {
             name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
         },
-        "norm": explain_norms(norms, model.config),
-        "mlp": mlps[0] | {"difference": max(mlp["difference"] for mlp in mlps)},
-        **explain_attentions(cls, fields, model, roles, recording, input_ids),
-        "block": blocks[0]
-        | explain_dropout(model.get_submodule(roles.layer(0)), roles, model.config)
-        | {"difference": max(block["difference"] for block in blocks)},
-        "embedding": explain_embedding(model, input_ids, roles, recording),
+        "modules": modules,
+        "norm": explain_norms(_norms(model, modules), model.config.hidden_size, model.config),
+        "final_norm": roles.final_norm is not None,
+        "mlp": mlp["mlp"],
+        "attention": attention["attention"],
+        "rope": attention["rope"],
+        "block": blocks["block"],
+        "dropouts": dropouts,
+        "embedding": embedding["embedding"] | {"padding": pads(cls, fields)},
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
-        **_checkpoint(cls, fields),
+        **_checkpoint(cls, fields, modules),
     }
+
+
+def _norms(model: PreTrainedModel, modules: list[dict[str, Any]]) -> dict[str, torch.nn.Module]:
+    """The norms that share one formula: the layers', the final one and the embedding's."""
+    inside = (".self_attn.", ".mlp.")
+    out = {}
+    for entry in modules:
+        native = entry["native"][0]
+        if native.endswith("norm") and not any(part in native for part in inside):
+            for layer in range(model.config.num_hidden_layers) if "{layer}" in native else (0,):
+                path = entry["reference"].replace("{layer}", str(layer))
+                out[path] = model.get_submodule(path)
+    return out
 
 
 def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dict[str, Any], PreTrainedModel]:
@@ -143,6 +167,12 @@ def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any
         | (set(data_keys(raw)) - kept)
         | consumed_keys(cls, raw)
     )
+    known["lists"] = {
+        name: value
+        for name in (*type(real).__dataclass_fields__, *vars(real))
+        if isinstance(value := read(real, name), list) and len(value) == known["num_hidden_layers"]
+    }
+    known["attribute_map"] = dict(real.attribute_map)
     known["values"] = {
         name: read(real, name)
         for name in type(real).__dataclass_fields__
@@ -158,20 +188,40 @@ def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any
     return known
 
 
-def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any]) -> dict[str, Any]:
-    """Names on disk and in memory of the untied model, and which of them a tied one leaves out."""
-    layouts = {}
+def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Names on disk and in memory of the untied model, and which of them a tied one leaves out.
+
+    Raises:
+        Unexplained: a parameter of a module that has no part in the decoder.
+    """
+    layouts, named = {}, {}
     for tied in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             model = build(cls, {**fields, "tie_word_embeddings": tied})
             layouts[tied] = disk_tensors(model, Path(folder))
             if not tied:
-                native = sorted(model.state_dict())
+                named = {name: list(tensor.shape) for name, tensor in model.named_parameters()}
+                renamed = names_on_disk(model, Path(folder))
+                patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+                prefix = model.base_model_prefix
+    _check_modules(named, modules)
     return {
         "disk": layouts[False],
-        "native": native,
+        "native": sorted(named),
+        "disk_of": {name: disk for name, disk in renamed.items() if name != disk},
         "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True])),
+        "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
+        "ignored_patterns": sorted(patterns),
+        "base_model_prefix": prefix,
     }
+
+
+def _check_modules(parameters: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
+    references = {entry["reference"] for entry in modules}
+    for name in parameters:
+        pattern = re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
+        if pattern not in references and pattern.rpartition(".")[0] not in references:
+            raise Unexplained("layout", f"the parameter {name} has no part in the decoder that was explained")
 
 
 def answer(request: Mapping[str, Any]) -> str:

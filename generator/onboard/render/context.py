@@ -54,7 +54,6 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "window_from_config": attention.window_key == "sliding_window",
         "static_masks_by_type": spec.has_layer_types and by_type,
         "scale_key": next(iter(re.findall(r"config\.(\w+)", spec.head.scale or "")), None),
-        "oracle_attention": "sdpa" if plain else "eager",
         "positions_matter": rope is not None or positions is not None,
         "weighted_norms": any(norm.weight for norm in norms),
         "served_rope_types": sorted({*rope.types, *rope.served}) if rope else [],

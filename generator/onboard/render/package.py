@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -161,13 +162,15 @@ def _context(work: Work) -> dict[str, Any]:
         "prompt_length": 6 if length_dependent else 9,
         "new_tokens": 8 if length_dependent else 12,
         "dropout_keys": _dropout_keys(spec),
+        "oracle_attention": oracle_attention(spec, measured),
         "submodules": _submodules(measured),
+        "disk_of": _disk_of(measured),
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
         ),
         "normalised": measured["real"]["normalised"],
         "uniform_kind": len(set(spec.layer_kinds)) == 1,
-        "other_value": other_value,
+        "other_values": {name: effect.get("other") for name, effect in measured["live"].items()},
         "reference_layers_attribute": measured["roles"]["layers"],
         "target": layout.target,
         "project": layout.project,
@@ -212,10 +215,25 @@ def _dropout_keys(spec: ArchSpec) -> list[str]:
     return sorted({key for key in keys if key is not None})
 
 
+def oracle_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:
+    """The reference's attention implementation that computes all of it: sdpa leaves out caps and sinks."""
+    plain = not (spec.attention.softcap or spec.attention.sinks)
+    return "sdpa" if plain and measured["sdpa"] else "eager"
+
+
 def _submodules(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where a layer's attention and MLP end, ``{layer}`` open: path in the reference, path in the package's model."""
     ends = ("model.layers.{layer}.self_attn.o_proj", "model.layers.{layer}.mlp.down_proj")
     return [(entry["reference"], name) for entry in measured["modules"] for name in entry["native"] if name in ends]
+
+
+def _disk_of(measured: Mapping[str, Any]) -> dict[str, str]:
+    """Pattern of a parameter of the reference to its pattern on disk, where they differ."""
+
+    def pattern(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
+
+    return {pattern(name): pattern(disk) for name, disk in measured["disk_of"].items()}
 
 
 def _packed_lengths(length_dependent: bool) -> tuple[list[int], str]:
@@ -226,15 +244,6 @@ def _packed_lengths(length_dependent: bool) -> tuple[list[int], str]:
     if length_dependent:
         return [9, 13, 11], ", below the original length: the frequencies follow the longest position of a batch"
     return [9, 24, 2, 13], ", one of them longer than a window"
-
-
-def other_value(value: Any) -> Any:
-    """A value that differs from one that a class refuses to see changed."""
-    if isinstance(value, bool):
-        return not value
-    if value is None:
-        return True
-    return value + 1 if isinstance(value, (int, float)) else f"{value}_other"
 
 
 def spec_rows(spec: ArchSpec) -> list[tuple[str, str, str]]:

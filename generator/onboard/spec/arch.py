@@ -288,11 +288,13 @@ class Embedding:
     """Token embedding, and what happens before the first layer.
 
     Args:
+        padding: whether the row of ``config.pad_token_id`` gets no gradient.
         scale: Python expression of ``config`` by which token embeddings are multiplied, None for 1.
         positions: None where positions are not added here.
         norm: whether a norm stands between the embedding and the first layer.
     """
 
+    padding: bool
     scale: str | None
     positions: Positions | None
     norm: bool

@@ -40,7 +40,7 @@ from onboard.spec.arch import (
 from onboard.spec.expressions import evaluate
 from onboard.spec.keys import SIZES
 from onboard.spec.review import unknown_keys
-from onboard.spec.rows import ignored_keys, key_rows, reference_parameter
+from onboard.spec.rows import base_prefix, ignored_keys, key_rows, reference_parameter
 
 
 def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]) -> ArchSpec:
@@ -77,7 +77,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         head=Head(found["head"]["bias"], found["head"]["scale"], found["head"]["softcap_key"]),
         dropouts=Dropouts(**{name: drops[name] for name in Dropouts.__dataclass_fields__}),
         tying=Tying(bool(real["tie_word_embeddings"])),
-        checkpoint=Checkpoint(key_rows(found), ignored_keys(found)),
+        checkpoint=Checkpoint(key_rows(found), ignored_keys(found), base_prefix(found)),
         fixed=(),
         review=(),
         provenance={},
@@ -194,7 +194,7 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
     positions = e["positions"] and Positions(e["positions"]["kind"], e["positions"]["offset"], e["positions"]["size"])
-    return Embedding(e["scale"], positions, e["norm"])
+    return Embedding(e["padding"], e["scale"], positions, e["norm"])
 
 
 def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:

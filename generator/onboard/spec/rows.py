@@ -18,17 +18,20 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
     Raises:
         Unsupported: a tensor that no module of the decoder explains.
     """
+    # A field that takes a tensor away where it is true is no condition but another architecture, which is refused.
     optional = {
         disk_name(found, name): key
         for key, effect in found["live"].items()
-        if effect["effect"] == "parameters"
-        for name in (*effect["added"], *effect["removed"])
+        if effect["effect"] == "parameters" and isinstance(found["tiny"].get(key), bool)
+        for name in effect["removed" if found["tiny"][key] else "added"]
     }
     rows: dict[str, KeyRow] = {}
     for name in (*found["disk"], *(name for name in optional if name not in found["disk"])):
         pattern = re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
         if pattern in rows:
             continue
+        if name not in found["disk"] and not _explained(name, found):
+            continue  # of a setting that is not served: the field that brings it is refused
         shape = found["disk"].get(name) or found["disk"].get(re.sub(r"bias$", "weight", name), [])[:1]
         rows[pattern] = _row(pattern, _shape(shape, found), optional.get(name, ""), found)
 
@@ -36,6 +39,12 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
         return next(index for index, prefix in enumerate(_ORDER) if row.native[0].startswith(prefix))
 
     return tuple(sorted(rows.values(), key=place))
+
+
+def _explained(parameter: str, found: Mapping[str, Any]) -> bool:
+    """Whether a parameter belongs to a module that was explained."""
+    pattern = re.sub(r"\.\d+\.", ".{layer}.", parameter, count=1)
+    return any(entry["reference"] in (pattern, pattern.rpartition(".")[0]) for entry in found["modules"])
 
 
 def disk_name(found: Mapping[str, Any], parameter: str) -> str:
@@ -91,8 +100,11 @@ def ignored_keys(found: Mapping[str, Any]) -> tuple[IgnoredKey, ...]:
     out = []
     if found["rope"]:
         out.append(IgnoredKey(f"{attention}.rotary_emb.inv_freq", "computed from the config; old files store it"))
-    for name in found.get("old_buffers", ()):
-        out.append(IgnoredKey(f"{attention}.{name}", "a causal mask; old files store it"))
+    patterns = [re.compile(pattern) for pattern in found.get("ignored_patterns", ())]
+    for leaf in ("bias", "masked_bias"):
+        name = f"{attention}.{leaf}"
+        if any(pattern.search(name.replace("{layer}", "0")) for pattern in patterns):
+            out.append(IgnoredKey(name, "the causal mask; old files store it"))
     return tuple(out)
 
 
@@ -100,3 +112,14 @@ def _shape(shape: list[int], found: Mapping[str, Any]) -> str:
     """The tiny shape in the letters of the generated code, which its sizes give, since they mostly differ."""
     words = found["letters"]
     return "[" + ", ".join(words.get(str(size), str(size)) for size in shape) + "]"
+
+
+def base_prefix(found: Mapping[str, Any]) -> str | None:
+    """Prefix of the base model's tensors that files of the base model alone lack, as transformers loads them too.
+
+    Classes that call the base model ``model`` are published with their heads; the older names (``transformer``) come
+    from times when the base model was.
+    """
+    prefix = f"{found.get('base_model_prefix') or 'model'}."
+    named = any(name.startswith(prefix) for name in found["disk"])
+    return prefix if named and prefix != "model." else None

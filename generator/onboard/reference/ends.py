@@ -1,0 +1,142 @@
+"""Hypotheses on what stands before the first layer and after the last: embedding, positions, head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from onboard.reference.build import build
+from onboard.reference.meanings import size, spelling
+from onboard.reference.record import Recording, close
+from onboard.reference.roles import Roles, Unexplained, is_norm
+
+
+def explain_embedding(
+    model: PreTrainedModel, input_ids: torch.Tensor, roles: Roles, recording: Recording
+) -> dict[str, Any]:
+    """Find what makes the first layer's input of the token embedding's rows.
+
+    Returns:
+        ``embedding`` and ``modules`` of the measurement.
+
+    Raises:
+        Unexplained: no known scale, positions and norm do.
+    """
+    rows = model.get_input_embeddings().weight[input_ids]
+    found = recording[roles.layer(0)].x
+    modules = [_module(roles.embedding, "model.embed_tokens")]
+    norm: str | None = None
+    for path, call in recording.items():
+        outside = not path.startswith(f"{roles.layers}.") and path != roles.final_norm
+        if not outside or not is_norm(model.get_submodule(path), call.x, call.output):
+            continue
+        if call.output.shape == found.shape and torch.equal(call.output, found):
+            norm, found = path, call.x
+    if norm is not None:
+        modules.append(_module(norm, "model.embed_norm"))
+    if found.shape != rows.shape:
+        raise Unexplained("embedding", f"rows {tuple(rows.shape)} become {tuple(found.shape)} before the first layer")
+    nearest = []
+    for scale, factor in _scales(model.config).items():
+        for positions, vectors, table in _positions(model, roles, recording, input_ids.shape[1]):
+            expected = rows * factor + vectors
+            difference = close(expected, found)
+            if difference is not None:
+                if table:
+                    modules.append(_module(table, "model.embed_positions"))
+                embedding = {"scale": scale, "positions": positions, "norm": norm is not None}
+                return {"embedding": {**embedding, "difference": difference}, "modules": modules}
+            nearest.append(f"times {scale or 1} {'and positions' if positions else ''}")
+    raise Unexplained("embedding", "the first layer's input is no known function of the rows", tuple(nearest[:4]))
+
+
+def pads(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:
+    """Whether the embedding's row of ``config.pad_token_id`` gets no gradient."""
+    token = 2
+    try:
+        model = build(cls, {**fields, "pad_token_id": token})
+    except Exception:  # the class takes no such field
+        return False
+    return getattr(model.get_input_embeddings(), "padding_idx", None) == token
+
+
+def _module(reference: str, native: str) -> dict[str, Any]:
+    return {"reference": reference, "native": [native], "transposed": False, "groups": "1"}
+
+
+def _scales(config: PretrainedConfig) -> dict[str | None, float]:
+    out: dict[str | None, float] = {None: 1.0}
+    out |= {
+        f"config.{name}": float(value)
+        for name, value in vars(config).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        if "emb" in name and any(word in name for word in ("scale", "multiplier")) and value != 1.0
+    }
+    out["config.hidden_size**0.5"] = config.hidden_size**0.5
+    return out
+
+
+def _positions(
+    model: PreTrainedModel, roles: Roles, recording: Recording, length: int
+) -> list[tuple[dict[str, Any] | None, torch.Tensor, str | None]]:
+    """Candidates: none, each table of learned positions, sines and cosines with each offset."""
+    config = model.config
+    out: list[tuple[dict[str, Any] | None, torch.Tensor, str | None]] = [(None, torch.zeros(()), None)]
+    key = spelling(config, "max_position_embeddings")
+    most = size(config, "max_position_embeddings")
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and path != roles.embedding and not path.startswith(f"{roles.layers}."):
+            if key is None or most is None or module.weight.shape[0] < most:
+                continue
+            offset = module.weight.shape[0] - most
+            vectors = module.weight[offset : offset + length]
+            if vectors.shape[0] == length:
+                found = {"kind": "learned", "offset": offset, "size": f"config.{key}"}
+                out.append((found, vectors, path))
+    for offset in range(4):
+        found = {"kind": "sinusoidal", "offset": offset, "size": f"config.{key}"}
+        out.append((found, sinusoids(torch.arange(length) + offset, config.hidden_size), None))
+    return out
+
+
+def sinusoids(positions: torch.Tensor, dim: int) -> torch.Tensor:
+    """Sines in the first half, cosines in the second (arXiv:1706.03762, section 3.5): ``[S, dim]``."""
+    half = dim // 2
+    angles = positions.float()[:, None] * torch.exp(-torch.arange(half).float() * (math.log(10000) / (half - 1)))
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, recording: Recording) -> dict[str, Any]:
+    """Check that the logits are the head's output on the final norm, times a factor and capped where the config says.
+
+    Raises:
+        Unexplained: they are not.
+    """
+    head = recording[roles.head]
+    last = roles.final_norm or roles.layer(len(model.get_submodule(roles.layers)) - 1)
+    if close(recording[last].output, head.x) is None:
+        raise Unexplained("head", "the head does not take the last hidden states")
+    numbers = {
+        name: float(value)
+        for name, value in vars(model.config).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value
+    }
+    scales: dict[str | None, float] = {None: 1.0}
+    for name, value in numbers.items():
+        if (("logit" in name or "head" in name) and "scal" in name) or name.endswith("lm_head_multiplier"):
+            scales |= {f"config.{name}": value, f"1 / config.{name}": 1 / value}
+    caps = {name: value for name, value in numbers.items() if "softcap" in name}
+    bias = getattr(model.get_output_embeddings(), "bias", None) is not None
+    for scale, factor in scales.items():
+        scaled = head.output * factor
+        for key, cap in ({None: 0.0} | caps).items():
+            difference = close(cap * torch.tanh(scaled / cap) if key else scaled, logits)
+            if difference is not None:
+                return {"bias": bias, "scale": scale, "softcap_key": key, "difference": difference}
+    tried = (*map(str, scales), *(f"cap {key}" for key in caps))
+    raise Unexplained("head", "the logits are not the head's output", tried)
