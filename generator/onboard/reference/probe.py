@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -89,7 +90,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "config_class": cls.config_class.__name__,
         "tiny": fields,
         "tiny_sizes": {name: size(model.config, name) for name in SIZES},
-        "real": _real(cls, real, raw),
+        "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "roles": {
             name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
         },
@@ -145,6 +146,16 @@ def _head(
             recording, logits = record(model, input_ids=input_ids)
             found = explain_head(model, logits, roles, recording)
     return found
+
+
+def _real_error(cls: type[PreTrainedModel], real: PretrainedConfig) -> str | None:
+    """Why the reference cannot build the model at its real size, without memory; None where it can."""
+    try:
+        with torch.device("meta"):
+            cls(copy.deepcopy(real))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return None
 
 
 def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:

@@ -55,7 +55,9 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "static_masks_by_type": spec.has_layer_types and by_type,
         "scale_key": next(iter(re.findall(r"config\.(\w+)", spec.head.scale or "")), None),
         "positions_matter": rope is not None or positions is not None,
-        "weighted_norms": any(norm.weight for norm in norms),
+        # nn.LayerNorm is torch's own to keep exact.
+        "weighted_norms": any(norm.weight and (norm.kind == "rms" or norm.offset) for norm in norms),
+        "fp32_places": _fp32_places(spec, norms),
         "served_rope_types": sorted({*rope.types, *rope.served}) if rope else [],
         "length_dependent_rope": rope.length_dependent if rope else (),
         "learned_positions": positions is not None and positions.kind == "learned",
@@ -75,6 +77,14 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "layer_reasons": layer_reasons(spec),
         "rope_reason": rope_reason(spec),
     }
+
+
+def _fp32_places(spec: ArchSpec, norms: list[Norm]) -> str:
+    """What is computed in fp32 whatever the model's dtype, as the begin of a sentence that ends in embeddings."""
+    normed = any(norm.weight and (norm.kind == "rms" or norm.offset) for norm in norms)
+    if spec.rope:
+        return f"Rotation tables stay in fp32{' and norms compute in it' if normed else ''}; e"
+    return "Norms compute in fp32; e" if normed else "E"
 
 
 def _position_rows(spec: ArchSpec) -> str:

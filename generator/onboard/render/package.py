@@ -162,6 +162,7 @@ def _context(work: Work) -> dict[str, Any]:
         "prompt_length": 6 if length_dependent else 9,
         "new_tokens": 8 if length_dependent else 12,
         "dropout_keys": _dropout_keys(spec),
+        "real_builds": not measured["real"].get("error"),
         "oracle_attention": oracle_attention(spec, measured),
         "submodules": _submodules(measured),
         "disk_of": _disk_of(measured),

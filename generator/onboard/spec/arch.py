@@ -355,10 +355,16 @@ class Tying:
 
 @dataclass(frozen=True, slots=True)
 class FixedField:
-    """A config field that the reference honours at other values but the generated code does not: it refuses them."""
+    """A config field that the reference honours at other values but the generated code does not: it refuses them.
+
+    Args:
+        value: this model's.
+        equals: another field that it must equal, where this model's value is only that.
+    """
 
     key: str
     value: Any
+    equals: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

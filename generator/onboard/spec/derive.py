@@ -84,6 +84,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
     fixed = _fixed(spec, found)
     review = (
         *_length_dependent(spec),
+        *_not_built(found),
         *_unknown(spec, raw, found),
         *_normalised(raw, found),
         *_unvaried(spec, found),
@@ -280,7 +281,16 @@ def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
                 f"Set {name} to 0 in a copy of config.json if you train without it, or report the architecture.",
                 code="unsupported.dropout",
             )
-    return tuple(FixedField(name, found["real"]["values"].get(name)) for name in sorted(unread))
+    return tuple(_fixed_field(name, found) for name in sorted(unread))
+
+
+def _fixed_field(name: str, found: Mapping[str, Any]) -> FixedField:
+    real, tiny, sizes = found["real"], found["tiny"], found.get("tiny_sizes", {})
+    value = real["values"].get(name)
+    # A size that the tiny model shrinks is held to the field that it shrinks with.
+    same = [key for key in SIZES if sizes.get(key) == tiny.get(name) and real.get(key) == value]
+    shrunk = isinstance(value, int) and value != tiny.get(name)
+    return FixedField(name, value, same[0] if shrunk and same else None)
 
 
 def _unread(spec: ArchSpec, found: Mapping[str, Any]) -> list[str]:
@@ -300,8 +310,9 @@ def _unvaried(spec: ArchSpec, found: Mapping[str, Any]) -> list[ReviewItem]:
 
 
 def _fixed_review(item: FixedField) -> ReviewItem:
+    served = item.equals or repr(item.value)
     return ReviewItem(
-        f"config.{item.key} changes the reference; the generated code serves only {item.key}={item.value!r}.",
+        f"config.{item.key} changes the reference; the generated code serves only {item.key}={served}.",
         "The model refuses other values. Extend it where a checkpoint of this family needs one.",
     )
 
@@ -330,6 +341,18 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
             "when generation crosses the original length.",
             "Training is not affected. transformers' own cached and uncached tokens differ there too; "
             "generation is proven up to that length.",
+        )
+    ]
+
+
+def _not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
+    error = found["real"].get("error")
+    if not error:
+        return []
+    return [
+        ReviewItem(
+            f"transformers cannot build {found['reference_class']} from this config.json: {shown(error)}.",
+            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
         )
     ]
 
