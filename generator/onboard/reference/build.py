@@ -95,10 +95,12 @@ def _declared_values(config_class: Any, raw: Mapping[str, Any], declared: set[st
     return {name: getattr(config, name, None) for name in declared}
 
 
-def build(cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
+def build(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0, attention: str = "eager"
+) -> PreTrainedModel:
     """Build the reference from constructor arguments of its config, in fp32 on the CPU, with randomised weights."""
     config = cls.config_class(**fields)
-    config._attn_implementation = "eager"
+    config._attn_implementation = attention
     torch.manual_seed(seed)
     model = cls(config).float().eval()
     randomise(model, seed)

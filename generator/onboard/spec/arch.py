@@ -110,6 +110,19 @@ class Alibi:
 
 
 @dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries that grow with their position: ``q * (1 + beta * log(1 + floor(position / length)))`` (Ministral 3).
+
+    Args:
+        beta: expression of the factor on the logarithm.
+        length: expression of the number of positions that one step takes.
+    """
+
+    beta: str
+    length: str
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention over grouped queries (``num_key_value_heads`` of 1: multi-query; as many as heads: multi-head).
 
@@ -131,6 +144,7 @@ class Attention:
         window_layers: expression that is true where a layer has the window, ``True`` where every layer has it whenever
             the key is set; None without a window.
         dropout_key: config key of the dropout on attention weights, or None.
+        query_scale: growth of the queries with their position, after the rotation; None where there is none.
     """
 
     num_heads: str
@@ -151,6 +165,7 @@ class Attention:
     window_key: str | None
     window_layers: str | None
     dropout_key: str | None
+    query_scale: QueryScale | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from onboard.spec.arch import (
     Norm,
     Positions,
     QKNorm,
+    QueryScale,
     ReviewItem,
     Rope,
     Tying,
@@ -143,6 +144,7 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         output_norm=a["output_norm"] and _norm(a["output_norm"]),
         alibi=a["alibi"] and Alibi(a["alibi"]["bias_max"], a["alibi"]["scaled"]),
         dropout_key=found["dropouts"]["attention_weights"],
+        query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
     )
 
 

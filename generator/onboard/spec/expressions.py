@@ -53,10 +53,15 @@ def evaluate(expression: str, config: Mapping[str, Any], layer_idx: int = 0) -> 
                 return not value(node.operand)
             case ast.UnaryOp(op=ast.USub()):
                 return -value(node.operand)
-            case ast.BoolOp(op=ast.And()):
-                return all(value(item) for item in node.values)
-            case ast.BoolOp(op=ast.Or()):
-                return any(value(item) for item in node.values)
+            case ast.BoolOp():
+                # As Python: the first value that decides, not its truth.
+                stops = isinstance(node.op, ast.Or)
+                for item in node.values[:-1]:
+                    if bool(found := value(item)) == stops:
+                        return found
+                return value(node.values[-1])
+            case ast.Call(func=ast.Name(id="getattr"), args=[ast.Name(id="config"), ast.Constant(name), default]):
+                return config.get(str(name), value(default))
             case ast.IfExp():
                 return value(node.body) if value(node.test) else value(node.orelse)
             case ast.Compare(ops=[op]) if type(op) in _COMPARE:

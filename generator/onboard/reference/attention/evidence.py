@@ -17,16 +17,29 @@ from onboard.reference.roles import LINEAR, Roles, Unexplained
 
 @dataclass(frozen=True)
 class NormCall:
-    """A norm inside an attention: its path there, the module, and what it took."""
+    """A norm inside an attention.
+
+    Args:
+        name: its path there; ``{head}`` stands for the head's number where each head has a module of its own.
+        modules: the module, or that of each head.
+        x: what it took; the heads' inputs joined.
+        y: what it gave.
+    """
 
     name: str
-    module: nn.Module
+    modules: tuple[nn.Module, ...]
     x: torch.Tensor
+    y: torch.Tensor
 
     def takes(self, x: torch.Tensor, width: bool) -> bool:
         """Whether it took these queries or keys ``[B, S, heads, D]``: in this order, heads first, or joined."""
         forms = [x.flatten(-2)] if width else [x, x.transpose(1, 2)]
         return any(close(form, self.x) is not None for form in forms)
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether it has any."""
+        return any(True for _ in self.modules[0].parameters())
 
 
 @dataclass(frozen=True)
@@ -80,9 +93,8 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
     norms = _inner_norms(attention, path, recording)
     mixed, output_norm = out.x, None
     for norm in norms:
-        call = recording[f"{path}.{norm.name}"]
-        if call.output.shape == out.x.shape and torch.equal(call.output, out.x):
-            mixed, output_norm = call.x, norm
+        if norm.y.shape == out.x.shape and torch.equal(norm.y, out.x):
+            mixed, output_norm = norm.x, norm
     mixed = mixed.reshape(*mixed.shape[:2], -1)
     return Evidence(
         path=path,
@@ -116,8 +128,27 @@ def _inner_norms(attention: nn.Module, path: str, recording: Recording) -> list[
         if not any(isinstance(value, torch.Tensor) for value in call.inputs.values()):
             continue
         if any(True for _ in module.parameters()) or _evens_out(call.x, call.output):
-            found.append(NormCall(name, module, call.x))
-    return found
+            found.append(NormCall(name, (module,), call.x, call.output))
+    return _joined(found)
+
+
+def _joined(norms: list[NormCall]) -> list[NormCall]:
+    """One norm for those that stand in a list, one for each head ``[B, 1, S, D]`` in order."""
+    groups: dict[str, list[NormCall]] = {}
+    for norm in norms:
+        parent, _, last = norm.name.rpartition(".")
+        alone = not last.isdigit() or norm.x.ndim != 4 or norm.x.shape[1] != 1
+        groups.setdefault(norm.name if alone else f"{parent}.{{head}}", []).append(norm)
+    return [
+        NormCall(
+            name,
+            tuple(norm.modules[0] for norm in group),
+            *(torch.cat([getattr(norm, side) for norm in group], dim=1) for side in ("x", "y")),
+        )
+        if len(group) > 1
+        else group[0]
+        for name, group in groups.items()
+    ]
 
 
 def _evens_out(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -130,11 +161,13 @@ def _evens_out(x: torch.Tensor, y: torch.Tensor) -> bool:
 
 def _sinks(attention: nn.Module, path: str, linears: Linears, norms: list[NormCall]) -> tuple[str, torch.Tensor] | None:
     """The one parameter that belongs neither to a projection nor to a norm."""
-    known = (*linears.ins, *(norm.name for norm in norms))
+    inside = [attention.get_submodule(name) for name in linears.ins]
+    known = {id(parameter) for norm in norms for module in norm.modules for parameter in module.parameters()}
+    known |= {id(parameter) for module in inside for parameter in module.parameters()}
     left = {
         name: parameter
         for name, parameter in attention.named_parameters()
-        if f"{path}.{name}".rpartition(".")[0] != linears.out_path and name.rpartition(".")[0] not in known
+        if f"{path}.{name}".rpartition(".")[0] != linears.out_path and id(parameter) not in known
     }
     if not left:
         return None

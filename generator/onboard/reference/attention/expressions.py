@@ -6,6 +6,7 @@ the same value, both are kept: :mod:`onboard.reference.attention.settle` finds a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.reference.meanings import read, spelling
+from onboard.reference.roles import Unexplained
 from onboard.spec.keys import ALIASES
 
 
@@ -53,17 +55,15 @@ def fields(config: PretrainedConfig, prefix: str = "config") -> Iterator[tuple[s
             yield f"{prefix}.{name}", name, value
 
 
-def field_of(config: PretrainedConfig, name: str) -> tuple[str, Any] | None:
-    """Expression and value of a size by its canonical name, where the config has it by that name or another.
+def plain_name(word: str) -> str:
+    """A word of a config that is to stand in an expression.
 
-    The canonical name is used wherever the config object answers to it.
+    Raises:
+        Unexplained: it is no plain word, and could change what the expression means.
     """
-    if (value := read(config, name)) is not None:
-        return f"config.{name}", value
-    key = spelling(config, name)
-    if key is not None and (value := read(config, key)) is not None:
-        return f"config.{key}", value
-    return None
+    if not word.replace("-", "_").replace(".", "_").isidentifier():
+        raise Unexplained("attention", f"a kind of layer is no plain word: {word[:40]!r}")
+    return word
 
 
 def num_heads(config: PretrainedConfig) -> list[Expression]:
@@ -83,12 +83,17 @@ def num_key_value_heads(config: PretrainedConfig) -> list[Expression]:
 
 
 def head_dim(config: PretrainedConfig) -> list[Expression]:
-    """The size of a head: a field of its own, or the share of the width."""
+    """The size of a head: a field of its own, the share of the width, or the one where the other is not given."""
     found = _named(config, "head_dim")
-    hidden, heads = (field_of(config, name) for name in ("hidden_size", "num_attention_heads"))
-    if hidden and heads and isinstance(hidden[1], int) and isinstance(heads[1], int) and heads[1] > 0:
-        text = f"{hidden[0]} // {heads[0]}"
-        found.append(constant(text, hidden[1] // heads[1], hidden[0].split(".")[-1], heads[0].split(".")[-1]))
+    key = spelling(config, "head_dim")
+    own = f"config.{key}" if key else 'getattr(config, "head_dim", None)'
+    given = read(config, key or "head_dim")
+    hidden = _named(config, "hidden_size")[:1]
+    for width, heads in itertools.product(hidden, num_heads(config)):
+        text, keys = f"{width.text} // {heads.text}", (*width.keys, *heads.keys)
+        share = int(width.value // heads.value)
+        found.append(constant(text, share, *keys))
+        found.append(constant(f"{own} or {text}", given or share, key or "head_dim", *keys))
     return _distinct(found)
 
 
@@ -144,5 +149,5 @@ def _distinct(expressions: list[Expression]) -> list[Expression]:
     """Each field once: a class that maps one name to another answers to both."""
     seen: dict[tuple[str, ...], Expression] = {}
     for one in expressions:
-        seen.setdefault(one.keys or (one.text,), one)
+        seen.setdefault(one.keys if len(one.keys) == 1 else (one.text,), one)
     return list(seen.values())

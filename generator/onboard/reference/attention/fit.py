@@ -85,19 +85,20 @@ class Fit:
 
 
 @torch.no_grad()
-def fit_layers(model: PreTrainedModel, roles: Roles, recording: Recording) -> list[Fit]:
+def fit_layers(model: PreTrainedModel, roles: Roles, recording: Recording, like: Setting | None = None) -> list[Fit]:
     """Find the setting of every layer.
 
     Args:
         model: the tiny reference.
         roles: its parts.
         recording: of a run longer than its window.
+        like: a setting of the same model with another rotation, window or pattern of layers.
 
     Raises:
         Unexplained: a layer that no setting reproduces, or several do.
     """
     depth = len(model.get_submodule(roles.layers))
-    allowed: set[tuple[str, ...]] | None = None
+    allowed: set[tuple[str, ...]] | None = {like.shared} if like else None
     found: list[list[Fit]] = []
     for index in range(depth):
         search = Search(model.config, read_layer(model, roles, recording, index), index, depth)
@@ -215,7 +216,10 @@ class Search:
             )
         )
         width = self.evidence.mixed.shape[-1]
-        return [Heads(n, k, d) for n, k, d in numbers if n * d == width and n % k == 0]
+        found = [Heads(n, k, d) for n, k, d in numbers if n * d == width and n % k == 0]
+        if self.evidence.sinks is None:
+            return found
+        return [heads for heads in found if heads.queries == len(self.evidence.sinks[1])]
 
     def _angles(self, head_dim: int) -> list[Frequencies]:
         found = frequencies(self.config, head_dim, self.length, self.layer_type)

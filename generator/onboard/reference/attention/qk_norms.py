@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -154,10 +154,18 @@ def fit_norm_call(evidence: Evidence, norm: NormCall, config: PretrainedConfig) 
     Raises:
         Unexplained: none or several reproduce it.
     """
-    fit: NormFit | None = fit_norm(norm.module, norm.x.shape, config)
-    if fit is None:
+    fits = [fit_norm(module, norm.x.shape, config) for module in norm.modules]
+    first: NormFit | None = fits[0]
+    if first is None or any(fit is None or fit.formula() != first.formula() for fit in fits):
         raise Unexplained("attention", f"no candidate reproduces the norm {evidence.path}.{norm.name}")
-    return fit
+    if len(fits) == 1:
+        return first
+    weights, biases = ([getattr(fit, name) for fit in fits] for name in ("weight", "bias"))
+    return replace(
+        first,
+        weight=None if first.weight is None else torch.stack(weights),
+        bias=None if first.bias is None else torch.stack(biases),
+    )
 
 
 def _over(fit: NormFit, shape: torch.Size, heads: int, dim: int) -> Literal["head", "heads", "width"] | None:

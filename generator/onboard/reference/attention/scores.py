@@ -68,6 +68,10 @@ class QueryScale:
         """Both expressions."""
         return f"{self.beta.text} {self.length.text}"
 
+    def described(self) -> dict[str, str]:
+        """In the terms of the spec."""
+        return {"beta": self.beta.text, "length": self.length.text}
+
     def factors(self, length: int) -> torch.Tensor:
         """The factor of each position, ``[S]``."""
         steps = torch.floor(torch.arange(length).float() / self.length.value)
