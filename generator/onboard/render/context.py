@@ -185,6 +185,8 @@ def attention_summary(spec: ArchSpec) -> str:
         extras.append("rotary positions on a part of the head")
     if a.rope_layers:
         extras.append("rotary positions on some layers")
+    if a.query_scale:
+        extras.append("queries that grow with their position")
     if a.softcap:
         extras.append("capped scores")
     if a.sinks:
