@@ -66,7 +66,6 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         else positions and positions.size,
         "te_supported": not te_lacks,
         "te_lacks": te_lacks,
-        "eager_attention": _eager_attention(spec),
         "supports_flash": not (attention.alibi or attention.sinks),
         "supports_sdpa": not (attention.softcap or attention.sinks),
         "supports_flex": plain,
@@ -117,7 +116,7 @@ def layer_classes(spec: ArchSpec) -> list[str]:
     names = [_CLASSES[norm.kind] for norm in _norms(spec) if norm.weight and norm.offset]
     if over_heads:
         names.append("HeadNorm")
-    if spec.embedding.scale:
+    if spec.embedding.scale and not spec.embedding.scales_inputs:
         names.append("ScaledEmbedding")
     if spec.embedding.positions and spec.embedding.positions.kind == "sinusoidal":
         names.append("SinusoidalPositions")
@@ -134,13 +133,6 @@ def _te_lacks(spec: ArchSpec) -> str:
         "scale by layer": "layer_idx" in a.scale,
     }
     return " and ".join(name for name, there in lacks.items() if there)
-
-
-def _eager_attention(spec: ArchSpec) -> str:
-    """The module of transformers whose eager attention computes this one."""
-    if spec.attention.sinks:
-        return "gpt_oss.modeling_gpt_oss"
-    return "gemma2.modeling_gemma2" if spec.attention.softcap else "llama.modeling_llama"
 
 
 def norm_words(norm: Norm) -> str:
