@@ -63,7 +63,7 @@ def _places(
     hidden = recording[f"{roles.layer(0)}.{roles.mlp_linears[-1]}"].x
     found = []
     if not layer.x.any():
-        return ["embedding"]
+        found.append("embedding")
     if not mixed.any():
         found.append("attention_weights")
     if not hidden.any():

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
 from onboard.reference.meanings import size, spelling
-from onboard.reference.record import Recording, close
+from onboard.reference.record import Recording, close, record
 from onboard.reference.roles import Roles, Unexplained, is_norm
 
 
@@ -49,10 +49,32 @@ def explain_embedding(
             if difference is not None:
                 if table:
                     modules.append(_module(table, "model.embed_positions"))
-                embedding = {"scale": scale, "positions": positions, "norm": norm is not None}
+                looked_up = recording[roles.embedding].output
+                embedding = {
+                    "scale": scale,
+                    "scales_inputs": scale is not None and close(looked_up, rows) is not None,
+                    "positions": positions,
+                    "norm": norm is not None,
+                }
                 return {"embedding": {**embedding, "difference": difference}, "modules": modules}
             nearest.append(f"times {scale or 1} {'and positions' if positions else ''}")
     raise Unexplained("embedding", "the first layer's input is no known function of the rows", tuple(nearest[:4]))
+
+
+@torch.no_grad()
+def rounds_scale(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], embedding: Mapping[str, Any], roles: Roles, ids: torch.Tensor
+) -> bool:
+    """Whether the embeddings' scale is rounded to bf16 before they are multiplied in bf16."""
+    scale = embedding["scale"]
+    if scale is None:
+        return False
+    model = build(cls, dict(fields)).to(torch.bfloat16)
+    recording, _ = record(model, input_ids=ids)
+    scaled = recording[roles.layer(0)].x if embedding["scales_inputs"] else recording[roles.embedding].output
+    rows = model.get_input_embeddings().weight[ids]
+    factor = torch.tensor(_scales(model.config)[scale])
+    return torch.equal(rows * factor.to(torch.bfloat16), scaled) and not torch.equal(rows * factor.item(), scaled)
 
 
 def pads(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:

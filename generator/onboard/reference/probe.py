@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
@@ -40,7 +41,7 @@ from onboard.reference.build import (
 )
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.dropouts import explain_dropouts
-from onboard.reference.ends import explain_embedding, explain_head, pads
+from onboard.reference.ends import explain_embedding, explain_head, pads, rounds_scale
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
@@ -89,7 +90,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "config_class": cls.config_class.__name__,
         "tiny": fields,
         "tiny_sizes": {name: size(model.config, name) for name in SIZES},
-        "real": _real(cls, real, raw),
+        "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "roles": {
             name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
         },
@@ -101,7 +102,11 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "rope": attention["rope"],
         "block": blocks["block"],
         "dropouts": dropouts,
-        "embedding": embedding["embedding"] | {"padding": pads(cls, fields)},
+        "embedding": embedding["embedding"]
+        | {
+            "padding": pads(cls, fields),
+            "rounds_scale": rounds_scale(cls, fields, embedding["embedding"], roles, input_ids),
+        },
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
         **_checkpoint(cls, fields, modules),
@@ -145,6 +150,16 @@ def _head(
             recording, logits = record(model, input_ids=input_ids)
             found = explain_head(model, logits, roles, recording)
     return found
+
+
+def _real_error(cls: type[PreTrainedModel], real: PretrainedConfig) -> str | None:
+    """Why the reference cannot build the model at its real size, without memory; None where it can."""
+    try:
+        with torch.device("meta"):
+            cls(copy.deepcopy(real))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return None
 
 
 def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
@@ -210,10 +225,18 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
         "native": sorted(named),
         "disk_of": {name: disk for name, disk in renamed.items() if name != disk},
         "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True])),
+        "own_eager": _own_eager(cls),
         "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
         "ignored_patterns": sorted(patterns),
         "base_model_prefix": prefix,
     }
+
+
+def _own_eager(cls: type[PreTrainedModel]) -> str | None:
+    """The reference's module, below ``transformers.models``, where it defines how its attention runs eagerly."""
+    prefix = "transformers.models."
+    defined = hasattr(sys.modules[cls.__module__], "eager_attention_forward")
+    return cls.__module__.removeprefix(prefix) if defined and cls.__module__.startswith(prefix) else None
 
 
 def _check_modules(parameters: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:

@@ -55,7 +55,9 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "static_masks_by_type": spec.has_layer_types and by_type,
         "scale_key": next(iter(re.findall(r"config\.(\w+)", spec.head.scale or "")), None),
         "positions_matter": rope is not None or positions is not None,
-        "weighted_norms": any(norm.weight for norm in norms),
+        # nn.LayerNorm is torch's own to keep exact.
+        "weighted_norms": any(norm.weight and (norm.kind == "rms" or norm.offset) for norm in norms),
+        "fp32_places": _fp32_places(spec, norms),
         "served_rope_types": sorted({*rope.types, *rope.served}) if rope else [],
         "length_dependent_rope": rope.length_dependent if rope else (),
         "learned_positions": positions is not None and positions.kind == "learned",
@@ -64,7 +66,6 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         else positions and positions.size,
         "te_supported": not te_lacks,
         "te_lacks": te_lacks,
-        "eager_attention": _eager_attention(spec),
         "supports_flash": not (attention.alibi or attention.sinks),
         "supports_sdpa": not (attention.softcap or attention.sinks),
         "supports_flex": plain,
@@ -75,6 +76,14 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "layer_reasons": layer_reasons(spec),
         "rope_reason": rope_reason(spec),
     }
+
+
+def _fp32_places(spec: ArchSpec, norms: list[Norm]) -> str:
+    """What is computed in fp32 whatever the model's dtype, as the begin of a sentence that ends in embeddings."""
+    normed = any(norm.weight and (norm.kind == "rms" or norm.offset) for norm in norms)
+    if spec.rope:
+        return f"Rotation tables stay in fp32{' and norms compute in it' if normed else ''}; e"
+    return "Norms compute in fp32; e" if normed else "E"
 
 
 def _position_rows(spec: ArchSpec) -> str:
@@ -107,7 +116,7 @@ def layer_classes(spec: ArchSpec) -> list[str]:
     names = [_CLASSES[norm.kind] for norm in _norms(spec) if norm.weight and norm.offset]
     if over_heads:
         names.append("HeadNorm")
-    if spec.embedding.scale:
+    if spec.embedding.scale and not spec.embedding.scales_inputs:
         names.append("ScaledEmbedding")
     if spec.embedding.positions and spec.embedding.positions.kind == "sinusoidal":
         names.append("SinusoidalPositions")
@@ -124,13 +133,6 @@ def _te_lacks(spec: ArchSpec) -> str:
         "scale by layer": "layer_idx" in a.scale,
     }
     return " and ".join(name for name, there in lacks.items() if there)
-
-
-def _eager_attention(spec: ArchSpec) -> str:
-    """The module of transformers whose eager attention computes this one."""
-    if spec.attention.sinks:
-        return "gpt_oss.modeling_gpt_oss"
-    return "gemma2.modeling_gemma2" if spec.attention.softcap else "llama.modeling_llama"
 
 
 def norm_words(norm: Norm) -> str:
@@ -175,6 +177,8 @@ def attention_summary(spec: ArchSpec) -> str:
         extras.append("rotary positions on a part of the head")
     if a.rope_layers:
         extras.append("rotary positions on some layers")
+    if a.query_scale:
+        extras.append("queries that grow with their position")
     if a.softcap:
         extras.append("capped scores")
     if a.sinks:

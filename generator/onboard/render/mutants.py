@@ -58,7 +58,8 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
         Mutant("output projection transposed", 'edit("self_attn.o_proj.weight", lambda w: w.t().reshape(w.shape))'),
     ]
     if a.qk_norm and a.qk_norm.norm.weight:
-        if a.qk_norm.over == "head":
+        # After the rotation scores hold the product of both weights, which a swap does not change.
+        if a.qk_norm.over == "head" and not a.qk_norm.after_rope:
             out.append(Mutant("q and k norms swapped", 'swap("self_attn.q_norm.weight", "self_attn.k_norm.weight")'))
         ones = "torch.zeros_like" if a.qk_norm.norm.offset else "torch.ones_like"
         out.append(Mutant("q norm without its weight", f'edit("self_attn.q_norm.weight", {ones})'))
@@ -68,6 +69,8 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
         out.append(
             Mutant("output norm left out", 'set_attribute("self_attn", "output_norm", lambda *_: nn.Identity())')
         )
+    if a.query_scale:
+        out.append(Mutant("queries that do not grow", "constant_queries"))
     if a.softcap:
         out.append(Mutant("cap on the scores dropped", 'set_attribute("self_attn", "softcap", lambda *_: None)'))
     if a.sinks:
@@ -188,8 +191,10 @@ def _ends(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mappin
         out.append(Mutant("head bias dropped", "no_head_bias"))
     untied = "base" if not tiny.get("tie_word_embeddings") else "untied"
     out.append(Mutant("head tied where it is its own", "tie_head", untied))
-    if spec.embedding.scale:
+    if spec.embedding.scale and not spec.embedding.scales_inputs:
         out.append(Mutant("embeddings unscaled", "unscaled_embeddings"))
+    elif spec.embedding.scale:
+        out.append(Mutant("embeddings halved", "halved_embeddings"))
     cap = spec.head.softcap_key
     if cap:
         variant = "base" if tiny.get(cap) is not None else cap

@@ -162,6 +162,8 @@ def _context(work: Work) -> dict[str, Any]:
         "prompt_length": 6 if length_dependent else 9,
         "new_tokens": 8 if length_dependent else 12,
         "dropout_keys": _dropout_keys(spec),
+        "real_builds": not measured["real"].get("error"),
+        "eager_attention": eager_attention(spec, measured),
         "oracle_attention": oracle_attention(spec, measured),
         "submodules": _submodules(measured),
         "disk_of": _disk_of(measured),
@@ -213,6 +215,13 @@ def _dropout_keys(spec: ArchSpec) -> list[str]:
     drops = spec.dropouts
     keys = (drops.embedding, spec.attention.dropout_key, drops.attention_output, drops.mlp_activation, drops.mlp_output)
     return sorted({key for key in keys if key is not None})
+
+
+def eager_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:
+    """The module of transformers whose eager attention computes this one; caps and sinks have several forms."""
+    plain = not (spec.attention.softcap or spec.attention.sinks)
+    own: str | None = measured["own_eager"]
+    return "llama.modeling_llama" if plain or own is None else own
 
 
 def oracle_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:

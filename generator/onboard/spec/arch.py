@@ -290,12 +290,16 @@ class Embedding:
     Args:
         padding: whether the row of ``config.pad_token_id`` gets no gradient.
         scale: Python expression of ``config`` by which token embeddings are multiplied, None for 1.
+        scales_inputs: whether the model scales whatever embeddings it is given, not only those that it looks up.
+        rounds_scale: whether the scale is rounded to the embeddings' dtype before it is used.
         positions: None where positions are not added here.
         norm: whether a norm stands between the embedding and the first layer.
     """
 
     padding: bool
     scale: str | None
+    scales_inputs: bool
+    rounds_scale: bool
     positions: Positions | None
     norm: bool
 
@@ -370,10 +374,16 @@ class Tying:
 
 @dataclass(frozen=True, slots=True)
 class FixedField:
-    """A config field that the reference honours at other values but the generated code does not: it refuses them."""
+    """A config field that the reference honours at other values but the generated code does not: it refuses them.
+
+    Args:
+        value: this model's.
+        equals: another field that it must equal, where this model's value is only that.
+    """
 
     key: str
     value: Any
+    equals: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

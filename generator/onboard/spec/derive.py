@@ -40,7 +40,7 @@ from onboard.spec.arch import (
 from onboard.spec.expressions import evaluate
 from onboard.spec.keys import SIZES
 from onboard.spec.review import unknown_keys
-from onboard.spec.rows import base_prefix, ignored_keys, key_rows, reference_parameter
+from onboard.spec.rows import base_prefix, ignored_keys, key_rows, only_a_bias, reference_parameter
 
 
 def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]) -> ArchSpec:
@@ -85,6 +85,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
     fixed = _fixed(spec, found)
     review = (
         *_length_dependent(spec),
+        *_not_built(found),
         *_unknown(spec, raw, found),
         *_normalised(raw, found),
         *_unvaried(spec, found),
@@ -194,14 +195,15 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
     positions = e["positions"] and Positions(e["positions"]["kind"], e["positions"]["offset"], e["positions"]["size"])
-    return Embedding(e["padding"], e["scale"], positions, e["norm"])
+    return Embedding(e["padding"], e["scale"], e["scales_inputs"], e["rounds_scale"], positions, e["norm"])
 
 
 def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:
     """A bias, and the boolean field that makes its parameter come or go; the config's value of that field decides."""
     parameter = reference_parameter(found, native)
     for key, effect in found["live"].items():
-        if parameter in effect["added"] or parameter in effect["removed"]:
+        changed = (*effect["added"], *effect["removed"])
+        if parameter in changed and only_a_bias(str(parameter), effect):
             value = found["real"]["values"].get(key)
             if isinstance(value, bool) and isinstance(found["tiny"].get(key), bool):
                 # Some fields take a bias away instead of adding it: `disable_bias`.
@@ -282,7 +284,16 @@ def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
                 f"Set {name} to 0 in a copy of config.json if you train without it, or report the architecture.",
                 code="unsupported.dropout",
             )
-    return tuple(FixedField(name, found["real"]["values"].get(name)) for name in sorted(unread))
+    return tuple(_fixed_field(name, found) for name in sorted(unread))
+
+
+def _fixed_field(name: str, found: Mapping[str, Any]) -> FixedField:
+    real, tiny, sizes = found["real"], found["tiny"], found.get("tiny_sizes", {})
+    value = real["values"].get(name)
+    # A size that the tiny model shrinks is held to the field that it shrinks with.
+    same = [key for key in SIZES if sizes.get(key) == tiny.get(name) and real.get(key) == value]
+    shrunk = isinstance(value, int) and value != tiny.get(name)
+    return FixedField(name, value, same[0] if shrunk and same else None)
 
 
 def _unread(spec: ArchSpec, found: Mapping[str, Any]) -> list[str]:
@@ -302,8 +313,9 @@ def _unvaried(spec: ArchSpec, found: Mapping[str, Any]) -> list[ReviewItem]:
 
 
 def _fixed_review(item: FixedField) -> ReviewItem:
+    served = item.equals or repr(item.value)
     return ReviewItem(
-        f"config.{item.key} changes the reference; the generated code serves only {item.key}={item.value!r}.",
+        f"config.{item.key} changes the reference; the generated code serves only {item.key}={served}.",
         "The model refuses other values. Extend it where a checkpoint of this family needs one.",
     )
 
@@ -332,6 +344,18 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
             "when generation crosses the original length.",
             "Training is not affected. transformers' own cached and uncached tokens differ there too; "
             "generation is proven up to that length.",
+        )
+    ]
+
+
+def _not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
+    error = found["real"].get("error")
+    if not error:
+        return []
+    return [
+        ReviewItem(
+            f"transformers cannot build {found['reference_class']} from this config.json: {shown(error)}.",
+            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
         )
     ]
 
