@@ -213,12 +213,14 @@ def _served(reference: Reference, run: Run, fields: dict[str, Any]) -> dict[str,
         return {}
     nested = isinstance(rope.get("full_attention"), dict)
     base = rope["full_attention"] if nested else rope
-    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
+    growth = run.fits[0].setting.query_scale
+    also = growth.names if growth else ()
+    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor", *also) if name in base}
     served = {}
     for rope_type, extra in STATIC_SCALINGS.items():
         if rope_type == base.get("rope_type"):
             continue
-        parameters: dict[str, Any] = {"rope_type": rope_type, **kept, **extra}
+        parameters: dict[str, Any] = {"rope_type": rope_type, **extra, **kept}
         if nested:
             parameters = {**rope, "full_attention": parameters}
         try:
