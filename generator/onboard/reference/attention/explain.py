@@ -8,6 +8,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.attention.fit import Fit, fit_layers
+from onboard.reference.attention.latent import explain_latents, find_latents
 from onboard.reference.attention.layers import EVERY
 from onboard.reference.attention.modules import module_rows
 from onboard.reference.attention.qk_norms import fit_norm_call
@@ -45,6 +46,16 @@ def explain_attentions(
     Raises:
         Unexplained: an attention that no hypothesis reproduces, or several do.
     """
+    path = f"{roles.layer(0)}.{roles.attention}"
+    if find_latents(model.get_submodule(path), path, recording):
+        found = explain_latents(model, roles, recording)
+        raise Unexplained(
+            "attention",
+            f"keys and values come from a latent of {found['kv_lora_rank']}, which the generated code cannot do",
+            tuple(
+                f"{name}: {found[name]}" for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary")
+            ),
+        )
     reference, run = _first_run(cls, fields, model, roles, recording, input_ids)
     windowed_fields = _windowed(fields, model.config)
     windowed = reference.run_if_built(windowed_fields) if windowed_fields else None

@@ -156,6 +156,8 @@ def _default(rotary: int, theta: float) -> torch.Tensor:
 def handed_table(call: Call) -> Table | None:
     """The cosines and sines ``[S, ...]`` that an attention is called with, None where there are none."""
     for value in call.inputs.values():
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            value = (value.real, value.imag)
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             continue
         if all(isinstance(part, torch.Tensor) and part.is_floating_point() and part.ndim >= 2 for part in value):
