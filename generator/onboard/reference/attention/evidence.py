@@ -33,8 +33,10 @@ class NormCall:
 
     def takes(self, x: torch.Tensor, width: bool) -> bool:
         """Whether it took these queries or keys ``[B, S, heads, D]``: in this order, heads first, or joined."""
-        forms = [x.flatten(-2)] if width else [x, x.transpose(1, 2)]
-        return any(close(form, self.x) is not None for form in forms)
+        forms = [x] if width else [x, x.transpose(1, 2)]
+        return x.numel() == self.x.numel() and any(
+            close(form.reshape(self.x.shape), self.x) is not None for form in forms
+        )
 
     @property
     def has_parameters(self) -> bool:

@@ -116,7 +116,9 @@ def frequencies(config: PretrainedConfig, head_dim: int, length: int, layer_type
     if isinstance(parameters, Mapping) and parameters:
         nested = is_nested(parameters)
         own = parameters.get(layer_type) if nested else parameters
-        return [_from_parameters(config, own, head_dim, length, layer_type if nested else None)] if own else []
+        if not own or own.get("rope_theta") is None:
+            return []
+        return [_from_parameters(config, own, head_dim, length, layer_type if nested else None)]
     found: dict[int, list[Expression]] = {}
     for text, name, value in fields(config):
         words = name.split("_")
