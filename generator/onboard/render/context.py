@@ -52,7 +52,6 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "by_layer_type": spec.has_layer_types and by_type,
         # transformers' window mask and static caches read the window and the layer types from these fields alone.
         "window_from_config": attention.window_key == "sliding_window",
-        "static_masks_by_type": spec.has_layer_types and by_type,
         "scale_key": next(iter(re.findall(r"config\.(\w+)", spec.head.scale or "")), None),
         "positions_matter": rope is not None or positions is not None,
         # nn.LayerNorm is torch's own to keep exact.
@@ -290,7 +289,7 @@ def _other_values(spec: ArchSpec, tiny: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _SIZES
     }
     key = spec.mlp.activation_key
-    if key:
+    if key and not spec.mlp.activation_parameters:
         changed[key] = "relu" if tiny[key] != "relu" else "silu"
     return changed
 

@@ -210,6 +210,7 @@ class Mlp:
         down_bias: of down.
         activation: its name in transformers' ``ACT2FN``.
         activation_key: config key that names it, None where the architecture fixes it.
+        activation_parameters: whether the activation has parameters of its own (xIELU).
         inner_norm: norm of the activations before ``down`` (BitNet), or None.
     """
 
@@ -219,6 +220,7 @@ class Mlp:
     down_bias: Bias
     activation: str
     activation_key: str | None
+    activation_parameters: bool
     inner_norm: Norm | None
 
 
@@ -276,11 +278,14 @@ class Positions:
         kind: ``learned``: a table; ``sinusoidal``: sines, then cosines (arXiv:1706.03762).
         offset: rows of the table before that of position 0.
         size: expression of the number of rows without them.
+        reaches_base: of sines: whether the exponents of the wavelengths run from 0 to 1 (fairseq) instead of ending one
+            step before (the paper).
     """
 
     kind: Literal["learned", "sinusoidal"]
     offset: int
     size: str
+    reaches_base: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,13 +188,14 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
         down_bias=_bias(m["biases"]["down"], f"{layer}.down_proj.bias", found),
         activation=m["activation"],
         activation_key=m["activation_key"],
+        activation_parameters=m["activation_parameters"],
         inner_norm=m["inner_norm"] and _norm(m["inner_norm"]),
     )
 
 
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
-    positions = e["positions"] and Positions(e["positions"]["kind"], e["positions"]["offset"], e["positions"]["size"])
+    positions = Positions(**e["positions"]) if e["positions"] else None
     return Embedding(e["padding"], e["scale"], e["scales_inputs"], e["rounds_scale"], positions, e["norm"])
 
 
