@@ -1,6 +1,6 @@
 """The subprocess: builds the tiny reference, confirms a hypothesis for each of its parts, prints JSON.
 
-``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config"}``.
+``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config", "style"}``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from onboard.reference.fields import live_fields
 from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import Recording, record
+from onboard.reference.reuse import measure_reuse
 from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
 from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
 from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
@@ -101,6 +102,29 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
         **_checkpoint(cls, fields),
+    }
+
+
+def reuse(architecture: str, model_type: str | None, raw: dict[str, Any], problem: dict[str, Any] | None) -> dict[str, Any]:
+    """Measure what a package needs that reuses the reference's modules; see :func:`.reuse.measure_reuse`.
+
+    Raises:
+        NoReference: as :func:`probe`.
+        Unexplained: the tiny model cannot be built, or its checkpoint's layout is not understood.
+    """
+    cls = find_class(architecture, model_type)
+    check_keys(cls.config_class, raw)
+    real = read_config(cls, raw)
+    check_values(real)
+    fields, _ = _tiny_model(cls, real)
+    return {
+        "transformers": transformers.__version__,
+        "reference_class": cls.__name__,
+        "config_class": cls.config_class.__name__,
+        "tiny": fields,
+        "real": _real(cls, real, raw),
+        "problem": problem,
+        "reuse": measure_reuse(cls, real, fields, problem),
     }
 
 
@@ -299,10 +323,17 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any]) -> dict[str,
 
 
 def answer(request: Mapping[str, Any]) -> str:
-    """The JSON that answers a request: what was measured, or the error."""
+    """The JSON that answers a request: what was measured, or the error.
+
+    ``style`` says what to measure: ``native`` the parts of the model, ``reuse`` what a package needs that reuses
+    them, and
+    ``auto`` the latter where the former fails.
+    """
+    named = (request["architecture"], request["model_type"], request["config"])
+    style = request.get("style", "native")
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return json.dumps(probe(request["architecture"], request["model_type"], request["config"]))
+            return json.dumps(probe(*named) if style != "reuse" else reuse(*named, request.get("problem")))
     except NoReference as error:
         refusal: dict[str, Any] = {"error": "no_reference", "what": str(error)}
     except Unexplained as error:
@@ -312,6 +343,11 @@ def answer(request: Mapping[str, Any]) -> str:
     except Exception as error:
         traceback.print_exc()
         refusal = {"error": "failed", "what": f"{type(error).__name__}: {error}"[:300]}
+    if style == "auto" and refusal["error"] in ("unexplained", "failed"):
+        problem = {"part": "architecture", "nearest": [], **refusal}
+        second = answer({**request, "style": "reuse", "problem": problem})
+        if "error" not in json.loads(second):
+            return second
     return json.dumps(refusal)
 
 

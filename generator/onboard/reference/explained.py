@@ -1,0 +1,115 @@
+"""What is known about each module of a decoder that is reused: those that a hypothesis explains, and those that are new.
+
+One part that nothing explains makes its neighbours reused, too. A report that said nothing about them would hide what
+is new among what is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from onboard.reference.attentions import explain_attention
+from onboard.reference.blocks import explain_embedding
+from onboard.reference.mlps import explain_mlp
+from onboard.reference.norms import explain_norms
+from onboard.reference.record import Recording, record
+from onboard.reference.roles import LINEAR, Roles, Unexplained, find_roles, is_norm
+
+
+def explain_each(
+    model: PreTrainedModel, input_ids: torch.Tensor, layers: str | None, problem: Mapping[str, Any] | None
+) -> list[dict[str, str]]:
+    """Try every hypothesis on every module of the decoder by itself.
+
+    Args:
+        model: the tiny reference.
+        input_ids: ``[1, S]``, longer than the tiny window.
+        layers: path of the list of decoder layers, or None where there is none.
+        problem: what the probe of the whole model could not explain: ``part``, ``what``, ``nearest``.
+
+    Returns:
+        ``path``, ``origin`` (``reused`` or ``novel``) and ``why`` of each kind of module; at least one is novel where
+        there is a problem.
+    """
+    recording, _ = record(model, input_ids=input_ids)
+    try:
+        roles: Roles | None = find_roles(model, recording)
+    except Exception:  # an order of modules that no hypothesis knows
+        roles = None
+    modules = [_embedding(model, input_ids, roles, recording)]
+    stack = model.get_submodule(layers) if layers else nn.ModuleList()
+    seen: set[tuple[str, type[nn.Module]]] = set()
+    for index, layer in enumerate(stack):
+        for name, child in layer.named_children():
+            if (name, type(child)) in seen or not any(True for _ in child.parameters()):
+                continue
+            seen.add((name, type(child)))
+            why, origin = _explain(child, f"{layers}.{index}.{name}", name, model, roles, recording)
+            modules.append({"path": f"{layers}.*.{name}", "origin": origin, "why": f"{type(child).__name__}: {why}"})
+    inside = f"{layers}." if layers else ""
+    for path, module in model.named_modules():
+        if is_norm(module) and path in recording and not (inside and path.startswith(inside)) and _below(path, model):
+            why, origin = _explain(module, path, path, model, roles, recording)
+            modules.append({"path": path, "origin": origin, "why": f"{type(module).__name__}: {why}"})
+    return _with_problem(modules, layers, problem)
+
+
+def _below(path: str, model: PreTrainedModel) -> bool:
+    return path.startswith(f"{model.base_model_prefix}.")
+
+
+def _embedding(
+    model: PreTrainedModel, input_ids: torch.Tensor, roles: Roles | None, recording: Recording
+) -> dict[str, str]:
+    embedding = model.get_input_embeddings()
+    path = next((name for name, module in model.named_modules() if module is embedding), "the embedding")
+    try:
+        if roles is None:
+            raise Unexplained("embedding", "where it ends is not known")
+        found = explain_embedding(model, input_ids, roles, recording)
+    except Unexplained as error:
+        return {"path": path, "origin": "reused", "why": f"{type(embedding).__name__}; {error.what}"}
+    scale = f" times {found['scale']}" if found["scale"] else ""
+    return {"path": path, "origin": "reused", "why": f"explained as token embedding{scale}, reused with the decoder"}
+
+
+def _explain(
+    module: nn.Module, path: str, name: str, model: PreTrainedModel, roles: Roles | None, recording: Recording
+) -> tuple[str, str]:
+    """Why a module is what it is, and its origin."""
+    config = model.config
+    try:
+        if is_norm(module):
+            found = explain_norms({path: module}, config)
+            what = {"rms": "RMS norm", "layer": "layer norm"}.get(found["kind"], str(found["kind"]))
+        elif roles is not None and name == roles.attention:
+            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+            window = getattr(config, "sliding_window", None)
+            fit = explain_attention(module, path, recording, config, head_dim, window)
+            what, found = "grouped-query attention", {"difference": fit.difference}
+        elif any(isinstance(inner, LINEAR) for inner in module.modules()):
+            found = explain_mlp(module, path, recording, config)
+            what = f"MLP with {found['activation']}"
+        else:
+            return "no hypothesis is about such a module", "novel"
+    except Unexplained as error:
+        nearest = f"; tried: {', '.join(error.nearest[:3])}" if error.nearest else ""
+        return f"{error.what}{nearest}", "novel"
+    except Exception as error:  # a module that is called in another way than the hypothesis calls it
+        return f"no hypothesis can be tried on it ({type(error).__name__}: {str(error)[:80]})", "novel"
+    return f"explained as {what} (max difference {found['difference']:.1e}), reused with the decoder", "reused"
+
+
+def _with_problem(
+    modules: Sequence[dict[str, str]], layers: str | None, problem: Mapping[str, Any] | None
+) -> list[dict[str, str]]:
+    if problem is None or any(module["origin"] == "novel" for module in modules):
+        return list(modules)
+    nearest = f"; tried: {', '.join(problem['nearest'][:3])}" if problem["nearest"] else ""
+    why = f"{problem['part']}: {problem['what']}{nearest}"
+    return [*modules, {"path": f"{layers}.*" if layers else "the decoder", "origin": "novel", "why": why}]

@@ -1,0 +1,156 @@
+"""What a reference can do itself: a package that reuses it can be held to that, and to nothing else."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PretrainedConfig, PreTrainedModel
+
+from onboard.reference.build import build
+from onboard.reference.record import close
+
+_STATES = ("past_key_values", "cache_params", "state", "mems")
+"""Arguments by which classes take the state of earlier tokens."""
+_LENGTHS = (7, 17)
+
+
+def measure_support(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor
+) -> dict[str, Any]:
+    """Try what a training framework or ``generate`` may ask for.
+
+    Returns:
+        For each ability True, or a string with the reason why not; further ``arguments`` (of the forward pass),
+        ``state_argument``, ``sdpa``, ``dropouts`` and ``fresh_loss`` (above that of a uniform prediction).
+    """
+    parameters = inspect.signature(cls.forward).parameters
+    arguments = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    found: dict[str, Any] = {
+        "arguments": arguments,
+        "state_argument": next((name for name in _STATES if name in arguments), None),
+        "sdpa": bool(cls._supports_sdpa),
+        "dropouts": _dropouts(cls, fields, input_ids),
+        "fresh_loss": _fresh_loss(cls, fields, input_ids),
+    }
+    for name, attempt in _ATTEMPTS.items():
+        try:
+            attempt(build(cls, fields), input_ids)
+            found[name] = True
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
+    if "attention_mask" not in parameters:
+        found["padding"] = "it takes no attention_mask"
+    if not cls.supports_gradient_checkpointing:
+        found["gradient_checkpointing"] = "the class does not support it"
+    return found
+
+
+@torch.no_grad()
+def _padding(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    mask = torch.ones_like(input_ids)
+    mask[0, :5] = 0
+    padded, plain = model(input_ids, attention_mask=mask).logits, model(input_ids).logits
+    _finite(padded[mask.bool()])
+    if close(padded[mask.bool()], plain[mask.bool()]) is not None:
+        raise ValueError("it does not heed the attention_mask")
+
+
+@torch.no_grad()
+def _block_mask(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    """Two documents in one row are what they are alone."""
+    first, second = _LENGTHS
+    mask = torch.block_diag(torch.ones(first, first).tril(), torch.ones(second, second).tril()).bool()
+    positions = torch.cat((torch.arange(first), torch.arange(second))).unsqueeze(0)
+    if model._supports_sdpa:
+        model.set_attn_implementation("sdpa")
+    packed = model(input_ids, attention_mask=mask[None, None], position_ids=positions).logits
+    alone = torch.cat([model(part).logits for part in input_ids.split(_LENGTHS, dim=1)], dim=1)
+    if close(packed, alone, 1e-4) is None:
+        raise ValueError("a mask of documents does not keep them apart")
+
+
+@torch.no_grad()
+def _generation(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 12, "min_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    made = model.generate(input_ids[:, :9].expand(2, -1), **options)
+    if made.shape != (2, 21):
+        raise ValueError(f"it gives {list(made.shape)} tokens for 2 prompts of 9 and 12 new ones")
+
+
+@torch.no_grad()
+def _bf16(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    _finite(model.bfloat16()(input_ids).logits)
+
+
+def _gradient_checkpointing(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    model.train().gradient_checkpointing_enable()
+    model(input_ids, labels=input_ids).loss.backward()
+
+
+@torch.no_grad()
+def _hidden_states(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    states = model(input_ids, output_hidden_states=True).hidden_states
+    if not isinstance(states, tuple) or not states:
+        raise ValueError("it returns none")
+
+
+@torch.no_grad()
+def _inputs_embeds(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    made = model(inputs_embeds=model.get_input_embeddings()(input_ids)).logits
+    if close(made, model(input_ids).logits) is None:
+        raise ValueError("embeddings that are given directly have another meaning")
+
+
+@torch.no_grad()
+def _logits_to_keep(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    if close(model(input_ids, logits_to_keep=3).logits, model(input_ids).logits[:, -3:]) is None:
+        raise ValueError("it gives other logits")
+
+
+def _finite(tensor: torch.Tensor) -> None:
+    if not torch.isfinite(tensor).all():
+        raise ValueError("its logits are not finite")
+
+
+_ATTEMPTS: dict[str, Callable[[PreTrainedModel, torch.Tensor], None]] = {
+    "padding": _padding,
+    "block_mask": _block_mask,
+    "generation": _generation,
+    "bf16": _bf16,
+    "gradient_checkpointing": _gradient_checkpointing,
+    "hidden_states": _hidden_states,
+    "inputs_embeds": _inputs_embeds,
+    "logits_to_keep": _logits_to_keep,
+}
+
+
+@torch.no_grad()
+def _dropouts(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> list[str]:
+    """Config fields that drop values in training."""
+    names = []
+    for name, value in fields.items():
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or ("drop" not in name):
+            continue
+        try:
+            model = build(cls, {**fields, name: 0.5})
+            plain = model(input_ids).logits
+            torch.manual_seed(0)
+            if not torch.allclose(model.train()(input_ids).logits, plain):
+                names.append(name)
+        except Exception:  # a class that refuses dropout
+            continue
+    return names
+
+
+@torch.no_grad()
+def _fresh_loss(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> float:
+    """Loss of freshly initialised weights, above that of a uniform prediction."""
+    torch.manual_seed(0)
+    config: PretrainedConfig = cls.config_class(**fields)
+    model = cls(config).float().eval()
+    loss: float = model(input_ids, labels=input_ids).loss.item()
+    return loss - float(torch.tensor(float(config.vocab_size)).log())
