@@ -106,6 +106,23 @@ def build(cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0) 
 
 
 @torch.no_grad()
+def try_out(model: PreTrainedModel, length: int) -> None:
+    """Run two sequences, without and with padding on the left; whatever goes wrong is raised.
+
+    Some classes are built from sizes that do not fit each other, and only longer sequences show it.
+
+    Args:
+        model: any model; what it keeps of a run (frequencies that grow with the length) stays in it.
+        length: tokens of a sequence.
+    """
+    input_ids = torch.ones((2, length), dtype=torch.long)
+    mask = torch.ones_like(input_ids)
+    mask[0, : length // 4] = 0
+    model(input_ids, use_cache=False)
+    model(input_ids, attention_mask=mask, use_cache=False)
+
+
+@torch.no_grad()
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Fill every parameter so that no mistake can hide behind an initial value of zero or one.
 

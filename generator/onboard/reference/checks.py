@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from onboard.errors import UsageError
 from onboard.facts._text import shown
+from onboard.reference.meanings import read, size
 from onboard.spec.keys import ALIASES, SIZES
 from onboard.spec.validate import check_read
 
@@ -48,15 +49,12 @@ def check_keys(config_class: type[PretrainedConfig], raw: Mapping[str, Any]) -> 
 
 def check_values(config: PretrainedConfig) -> None:
     """Check the real config as transformers reads it; see :func:`onboard.spec.validate.check_read`."""
-    known = {field.name for field in dataclasses.fields(config)} | set(config.attribute_map)
-    # A key that the class does not know is an attribute all the same, and no size of the model.
-    unread = {"intermediate_size"} - known
     check_read(
-        {name: None if name in unread else getattr(config, name, None) for name in READ},
+        {name: size(config, name) if name in SIZES else read(config, name) for name in READ},
         activations={
-            name: getattr(config, name)
+            name: read(config, name)
             for name in ALIASES["hidden_act"]
-            if name in type(config).__dataclass_fields__ and isinstance(getattr(config, name, None), str)
+            if name in type(config).__dataclass_fields__ and isinstance(read(config, name), str)
         },
         known_activations=tuple(ACT2FN),
         rope_types=("default", *ROPE_INIT_FUNCTIONS),

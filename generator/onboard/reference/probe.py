@@ -27,9 +27,10 @@ from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
 from onboard.reference.attentions import Fit, explain_attention
 from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
-from onboard.reference.build import NoReference, build, consumed_keys, disk_tensors, find_class, read_config
+from onboard.reference.build import NoReference, build, consumed_keys, disk_tensors, find_class, read_config, try_out
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.fields import live_fields
+from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import Recording, record
@@ -133,8 +134,8 @@ def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dic
     problems = []
     for fields in candidates(real):
         try:
+            try_out(build(cls, fields), SEQUENCE)
             model = build(cls, fields)
-            model(torch.ones((1, 4), dtype=torch.long), use_cache=False)
         except Exception as error:
             problems.append(f"{type(error).__name__}: {error}".splitlines()[0])
             continue
@@ -280,7 +281,7 @@ def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any
         "rope_parameters",
         "tie_word_embeddings",
     )
-    known = {name: getattr(real, name, None) for name in names}
+    known = {name: size(real, name) if name in SIZES else read(real, name) for name in names}
     declared = {field.name for field in dataclasses.fields(real)}
     # The class keeps keys that it does not know as attributes, and takes those that it does know apart.
     kept = set(vars(real)) - declared
@@ -292,16 +293,16 @@ def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any
         | consumed_keys(cls, raw)
     )
     known["values"] = {
-        name: getattr(real, name)
+        name: read(real, name)
         for name in type(real).__dataclass_fields__
-        if isinstance(getattr(real, name, None), (bool, int, float, str, type(None)))
+        if isinstance(read(real, name), (bool, int, float, str, type(None)))
     }
-    read = json.loads(real.to_json_string(use_diff=False))
+    written = json.loads(real.to_json_string(use_diff=False))
     # What the config class makes of a value on purpose: a window that another key switches off is read as None.
     known["normalised"] = {
-        name: read[name]
+        name: written[name]
         for name, value in raw.items()
-        if name in read and value is not None and read[name] != value and name not in _RESPELT
+        if name in written and value is not None and written[name] != value and name not in _RESPELT
     }
     return known
 

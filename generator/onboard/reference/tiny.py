@@ -4,30 +4,44 @@ Rules: all sizes differ from each other wherever the architecture allows it (equ
 tensors); fewer key/value heads than query heads; one full period of the layer pattern and one layer more; a window
 and a
 RoPE scaling range shorter than :data:`SEQUENCE`; at most a million parameters.
+
+A field is shrunk by what it means: by its canonical name where it has one (:mod:`onboard.reference.meanings`), as a
+pattern of layers (:mod:`onboard.reference.patterns`), else by the words of its name and its relation to other sizes
+(:mod:`onboard.reference.sizes`).
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PretrainedConfig
 
-from onboard.reference.roles import Unexplained
+from onboard.reference.meanings import read, size, spelling
+from onboard.reference.patterns import MOST_LAYERS, layer_count, layer_patterns, overrides_by_layer, resized
+from onboard.reference.patterns import period as _period
+from onboard.reference.sizes import shrink
+from onboard.spec.keys import ALIASES, SIZES
+
+__all__ = ["HEAD_DIM", "MOST_LAYERS", "ORIGINAL_LENGTH", "SEQUENCE", "WINDOW", "_period", "candidates", "tiny_fields"]
 
 SEQUENCE = 24
 """Tokens in a test sequence: longer than the tiny window and than the tiny original length of a RoPE scaling."""
 WINDOW = 6
 ORIGINAL_LENGTH = 16
 HEAD_DIM = 16
-MOST_LAYERS = 128
-"""A pattern that needs more layers than this to be shown would make no tiny model."""
+LEAST_ROTARY = 4
+"""Dimensions that rotate at least: two pairs, of different frequency."""
 
+_HIDDEN_PER_HEAD = 10
 _SIZES = {
-    "hidden_size": 40,
     "intermediate_size": 72,
-    "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "vocab_size": 151,
     "max_position_embeddings": 64,
@@ -37,6 +51,26 @@ _TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _LEFT_OUT = frozenset(
     ("architectures", "dtype", "initializer_range", "model_type", "transformers_version", "use_cache", "_name_or_path")
 )
+_PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+# Shares of a head's pairs for the positions in time, height and width.
+_SECTIONS = (3, 3, 2)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What an architecture may not allow; the first values tell most.
+
+    Args:
+        multiplied: ``hidden_size`` is the heads times :data:`HEAD_DIM`, for classes without a head size of their own.
+        equal: as many key/value heads as query heads, for classes without groups.
+        given: ``head_dim`` is given where the real config leaves it empty and the class then cannot be built.
+        completed: rotary parameters where the real config leaves some out and the class cannot be built without.
+    """
+
+    multiplied: bool = False
+    equal: bool = False
+    given: bool = False
+    completed: bool = False
 
 
 def tiny_fields(real: PretrainedConfig) -> dict[str, Any]:
@@ -48,79 +82,236 @@ def tiny_fields(real: PretrainedConfig) -> dict[str, Any]:
     Returns:
         Field name to value, JSON types only. See :func:`candidates` for sizes that suit stricter architectures.
     """
-    base = set(PretrainedConfig.__dataclass_fields__)
-    fields = {
-        name: copy.deepcopy(getattr(real, name))
-        for name in type(real).__dataclass_fields__
-        if (name not in base or name in ("tie_word_embeddings", *_TOKENS)) and name not in _LEFT_OUT
-        if hasattr(real, name) and not name.startswith("_")
-    }
-    real_layers = real.num_hidden_layers
-    layers = _layer_count(real)
-    for name, value in fields.items():
-        if isinstance(value, list) and len(value) == real_layers:
-            # A model of fewer layers than the tiny one repeats its last kind.
-            fields[name] = (value + value[-1:] * layers)[:layers]
-    for name, value in _SIZES.items():
-        if name in fields:
-            fields[name] = value
-    for name, value in _TOKENS.items():
-        if fields.get(name) is not None:
-            fields[name] = value
-    fields["num_hidden_layers"] = layers
-    if fields.get("sliding_window") is not None:
-        fields["sliding_window"] = WINDOW
-    if "query_pre_attn_scalar" in fields:
-        fields["query_pre_attn_scalar"] = 24
-    if "max_window_layers" in fields:
-        fields["max_window_layers"] = min(fields["max_window_layers"], layers - 1)
-    if getattr(real, "head_dim", None) is not None:
-        fields["head_dim"] = HEAD_DIM
-    rope = fields.get("rope_parameters")
-    if isinstance(rope, dict):
-        fields["rope_parameters"] = _tiny_rope(rope)
-        length = max((_original(one) or 0) for one in _rope_sets(fields["rope_parameters"]))
-        if length:
-            factor = max(_stretch(one, real) for one in _rope_sets(rope))
-            fields["max_position_embeddings"] = int(length * factor)
-            if "original_max_position_embeddings" in fields:
-                fields["original_max_position_embeddings"] = length
-        if any(one.get("rope_type") == "dynamic" for one in _rope_sets(rope)):
-            # Its frequencies begin to change past the maximum itself.
-            fields["max_position_embeddings"] = ORIGINAL_LENGTH
-    return fields
+    return _tiny(real, _Choice())
 
 
 def candidates(real: PretrainedConfig) -> Iterator[dict[str, Any]]:
-    """Tiny configs from the most telling sizes to the most permissive ones."""
-    fields = tiny_fields(real)
-    yield fields
-    # Architectures without a head size of their own need hidden_size = heads * head_dim.
-    yield {**fields, "hidden_size": _SIZES["num_attention_heads"] * HEAD_DIM}
+    """Tiny configs from the most telling sizes to the most permissive ones.
+
+    Those whose heads are too small to rotate the real part of them are left out where others are not.
+    """
+    switches = itertools.product((False, True), repeat=4)
+    choices = [_Choice(multiplied, equal, given, completed) for completed, given, equal, multiplied in switches]
+    found: dict[str, dict[str, Any]] = {}
+    for choice in choices:
+        fields = _tiny(real, choice)
+        found.setdefault(json.dumps(fields, default=str), fields)
+    rotating = [fields for fields in found.values() if _rotates(real, fields)]
+    yield from rotating or found.values()
 
 
-def _layer_count(real: PretrainedConfig) -> int:
-    """One period of the layer pattern and one layer more, at least three."""
-    total = real.num_hidden_layers
-    patterns = [
-        list(map(str, value))
-        for name in type(real).__dataclass_fields__
-        if isinstance(value := getattr(real, name, None), list) and len(value) == total
-    ]
-    count = max([3, *(_period(pattern) + 1 for pattern in patterns)])
-    if count > MOST_LAYERS:
-        raise Unexplained(
-            "layer pattern", f"it repeats only after {count - 1} layers, at most {MOST_LAYERS - 1} are served"
-        )
-    return count
+def _tiny(real: PretrainedConfig, choice: _Choice, hidden_sizes: Mapping[int, int] | None = None) -> dict[str, Any]:
+    """Tiny fields of a config, or of one nested in it.
+
+    Args:
+        real: the real config.
+        choice: what to give up.
+        hidden_sizes: real to tiny hidden size, where several nested configs depend on each other.
+    """
+    fields = _real_fields(real)
+    total, layers = size(real, "num_hidden_layers"), layer_count(real)
+    stacks = _layers_per_stack(fields, total)
+    for name, value in fields.items():
+        fields[name] = resized(name, value, total, layers)
+    for name, stack in stacks.items():
+        fields[name], layers = layers, layers * (total // stack)
+    known = _set_sizes(fields, real, layers, choice, hidden_sizes)
+    _set_tokens(fields, known)
+    unknown = {name: value for name, value in fields.items() if type(value) is int and not _is_token(name)}
+    for name in known.keys() & fields.keys() | {spelling(real, name) for name in SIZES} | set(stacks):
+        unknown.pop(name or "", None)
+    fields |= shrink(unknown, known, WINDOW)
+    if "query_pre_attn_scalar" in fields:
+        fields["query_pre_attn_scalar"] = 24
+    _set_counts_of_layers(fields, real, layers, stacks)
+    _set_head_dim(fields, real, choice)
+    _set_rope(fields, real, choice)
+    inner = {name: value for name, value in fields.items() if isinstance(value, PretrainedConfig)}
+    fields |= _nested(inner, choice)
+    return _as_read(real, fields)
 
 
-def _period(pattern: Sequence[str]) -> int:
-    """Length of the shortest prefix that, repeated, gives the pattern; else of the shortest with every kind in it."""
-    for period in range(1, len(pattern) // 2 + 1):
-        if all(item == pattern[index % period] for index, item in enumerate(pattern)):
-            return period
-    return max(map(pattern.index, set(pattern)), default=0) + 1
+def _real_fields(real: PretrainedConfig) -> dict[str, Any]:
+    """The fields that the class declares, with their real values."""
+    base = set(PretrainedConfig.__dataclass_fields__)
+    fields = {}
+    for name, field in type(real).__dataclass_fields__.items():
+        if (
+            name.startswith("_")
+            or name in _LEFT_OUT
+            or (name in base and name not in ("tie_word_embeddings", *_TOKENS))
+        ):
+            continue
+        if name not in vars(real) and not hasattr(real, name):
+            continue
+        value = copy.deepcopy(read(real, name))
+        value = list(value) if isinstance(value, tuple) else value
+        if isinstance(value, list) and math.inf in value and value == list(field.default or ()):
+            continue  # JSON has no infinity, and the class has the same value of its own
+        fields[name] = value
+    return fields
+
+
+def _layers_per_stack(fields: Mapping[str, Any], total: int | None) -> dict[str, int]:
+    """Fields that say how many layers run again and again, ``num_hidden_layers`` times in all."""
+    return {
+        name: value
+        for name, value in fields.items()
+        if {"layers", "per"} <= set(name.split("_")) and type(value) is int and total and 1 < value < total
+        if total % value == 0
+    }
+
+
+def _set_sizes(
+    fields: dict[str, Any],
+    real: PretrainedConfig,
+    layers: int,
+    choice: _Choice,
+    hidden_sizes: Mapping[int, int] | None,
+) -> dict[str, tuple[int, int]]:
+    """Set the sizes that have a canonical name, and say their real and tiny values by that name."""
+    grouped = spelling(real, "num_key_value_heads") is not None
+    # Without groups of their own, heads may be grouped in a fused projection: eight heads show what four would hide.
+    heads = 4 if grouped or spelling(real, "num_attention_heads") is None else 8
+    tiny = {
+        "hidden_size": heads * (HEAD_DIM if choice.multiplied else _HIDDEN_PER_HEAD),
+        "num_attention_heads": heads,
+        **_SIZES,
+        "num_hidden_layers": layers,
+    }
+    if choice.equal:
+        tiny["num_key_value_heads"] = heads
+    if hidden_sizes and size(real, "hidden_size") in hidden_sizes:
+        tiny["hidden_size"] = hidden_sizes[size(real, "hidden_size")]
+    known: dict[str, tuple[int, int]] = {}
+    for name, value in tiny.items():
+        key = spelling(real, name)
+        if key is None or key not in fields:
+            continue
+        was = fields[key]
+        if isinstance(was, list):  # one for each layer
+            distinct = list(dict.fromkeys(was))
+            fields[key] = [value + 16 * distinct.index(one) for one in was]
+            continue
+        if was is None and name == "intermediate_size":
+            continue  # the class computes it; what it does then is a feature
+        fields[key] = value
+        for other in ALIASES.get(name, ()):
+            if was is not None and fields.get(other) == was:
+                fields[other] = value
+        known[name] = (size(real, name), value)
+    window = size(real, "sliding_window")
+    if window is not None:
+        known["sliding_window"] = (window, WINDOW)
+        key = spelling(real, "sliding_window")
+        if key is not None:
+            fields[key] = WINDOW
+    return known
+
+
+def _is_token(name: str) -> bool:
+    return name.endswith(("token_id", "token_ids"))
+
+
+def _set_tokens(fields: dict[str, Any], known: Mapping[str, tuple[int, int]]) -> None:
+    """Tokens of the tiny vocabulary, each its own."""
+    for name, value in _TOKENS.items():
+        if fields.get(name) is not None:
+            fields[name] = value
+    free = itertools.count(len(_TOKENS))
+    for name, value in fields.items():
+        if _is_token(name) and type(value) is int and value >= known["vocab_size"][1]:
+            fields[name] = next(free)
+
+
+def _set_counts_of_layers(
+    fields: dict[str, Any], real: PretrainedConfig, layers: int, stacks: Mapping[str, int]
+) -> None:
+    """How many layers have something in common: at most those after one full period."""
+    total = size(real, "num_hidden_layers")
+    most = layers - max((_period(pattern) for pattern in layer_patterns(real)), default=1)
+    for name, value in fields.items():
+        if name == "max_window_layers":
+            fields[name] = min(value, layers - 1)
+        elif "layers" in name.split("_") and type(value) is int and name not in stacks and total and 0 < value < total:
+            if name != spelling(real, "num_hidden_layers"):
+                fields[name] = max(1, min(value, most))
+
+
+def _set_head_dim(fields: dict[str, Any], real: PretrainedConfig, choice: _Choice) -> None:
+    heads, hidden = (fields.get(spelling(real, name) or "") for name in ("num_attention_heads", "hidden_size"))
+    key = spelling(real, "head_dim")
+    if key is not None and (fields[key] is not None or choice.given):
+        was = fields[key]
+        fields[key] = HEAD_DIM
+        for name, value in fields.items():
+            words = name.split("_")
+            real_value = read(real, name)
+            if (
+                "expand" in words
+                and was
+                and was * size(real, "num_attention_heads") == value * size(real, "hidden_size")
+            ):
+                fields[key] = value * hidden // heads
+            if {"rope", "dim"} <= set(words) and real_value == was:
+                fields[key] = value
+    key = spelling(real, "rotary_dim")
+    if key is not None and "rope" not in key.split("_") and fields[key] is not None:
+        part = fields[key] / (size(real, "head_dim") or size(real, "hidden_size") / size(real, "num_attention_heads"))
+        fields[key] = max(LEAST_ROTARY, 2 * round(part * _head_dim(fields, real) / 2))
+
+
+def _head_dim(fields: Mapping[str, Any], real: PretrainedConfig) -> int:
+    """The tiny head size: the class's own field, or the hidden size divided by the heads."""
+    own = fields.get(spelling(real, "head_dim") or "")
+    heads, hidden = (fields.get(spelling(real, name) or "") for name in ("num_attention_heads", "hidden_size"))
+    return int(own or (hidden // heads if heads and hidden else HEAD_DIM))
+
+
+def _set_rope(fields: dict[str, Any], real: PretrainedConfig, choice: _Choice) -> None:
+    rope = fields.get("rope_parameters")
+    if not isinstance(rope, dict):
+        return
+    if choice.completed:
+        rope = _completed(rope, real, fields)
+    own = fields.get(spelling(real, "head_dim") or "") or HEAD_DIM
+    small = fields["rope_parameters"] = _tiny_rope(rope, own, _head_dim(fields, real))
+    key = spelling(real, "max_position_embeddings")
+    length = max((_original(one) or 0) for one in _rope_sets(small))
+    if length and key:
+        factor = max(_stretch(one, real) for one in _rope_sets(rope))
+        fields[key] = int(length * factor)
+        if "original_max_position_embeddings" in fields:
+            fields["original_max_position_embeddings"] = length
+    if key and any(one.get("rope_type") == "dynamic" for one in _rope_sets(rope)):
+        # Its frequencies begin to change past the maximum itself.
+        fields[key] = ORIGINAL_LENGTH
+
+
+def _completed(rope: Mapping[str, Any], real: PretrainedConfig, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Rotary parameters with what the class reads and the real config does not say."""
+    if not rope:
+        kinds = dict.fromkeys(fields.get("layer_types") or ())
+        rope = {kind: dict(_PLAIN_ROPE) for kind in kinds} or dict(_PLAIN_ROPE)
+    if any(isinstance(value, Mapping) for value in rope.values()):
+        return {
+            name: _completed(value, real, fields) if isinstance(value, Mapping) else value
+            for name, value in rope.items()
+        }
+    # The class names sections among the keys of rotary parameters that it knows; its own default fits real heads only.
+    sections = [key for key in getattr(real, "ignore_keys_at_rope_validation", ()) if key.endswith("section")]
+    return {**dict.fromkeys(sections, list(_SECTIONS)), **rope}
+
+
+def _rotates(real: PretrainedConfig, fields: Mapping[str, Any]) -> bool:
+    """Whether what rotates of a head is an even number of dimensions, and no smaller than two pairs."""
+    head_dim = _head_dim(fields, real)
+    key = spelling(real, "rotary_dim")
+    if key and "rope" not in key.split("_") and fields[key] is not None and fields[key] >= head_dim:
+        return False
+    rope = fields.get("rope_parameters")
+    parts = [one.get("partial_rotary_factor") or 1.0 for one in _rope_sets(rope)] if isinstance(rope, dict) else []
+    return all(int(head_dim * part) % 2 == 0 and int(head_dim * part) >= LEAST_ROTARY for part in parts)
 
 
 def _rope_sets(rope: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -136,19 +327,91 @@ def _original(rope: Mapping[str, Any]) -> int | None:
 
 def _stretch(rope: Mapping[str, Any], real: PretrainedConfig) -> float:
     """How many times longer than its original length the real model's context is."""
-    original = _original(rope)
-    return real.max_position_embeddings / original if original else 1.0
+    original, longest = _original(rope), size(real, "max_position_embeddings")
+    return longest / original if original and longest else 1.0
 
 
-def _tiny_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _tiny_rope(rope: Mapping[str, Any], own: int, head_dim: int) -> dict[str, Any]:
+    """Rotary parameters of the tiny size.
+
+    Args:
+        rope: the real ones.
+        own: the tiny head size of a class that has one of its own; what permissive candidates have in other classes.
+        head_dim: the tiny head size of this candidate.
+    """
     if any(isinstance(value, Mapping) for value in rope.values()):
-        return {name: _tiny_rope(value) if isinstance(value, Mapping) else value for name, value in rope.items()}
+        return {
+            name: _tiny_rope(value, own, head_dim) if isinstance(value, Mapping) else value
+            for name, value in rope.items()
+        }
     small = dict(rope)
     if _original(rope):
         small["original_max_position_embeddings"] = ORIGINAL_LENGTH
-    pairs = int(HEAD_DIM * (rope.get("partial_rotary_factor") or 1.0)) // 2
+    part = rope.get("partial_rotary_factor") or 1.0
+    pairs = int(own * part) // 2
     for name, value in rope.items():
-        if isinstance(value, list) and len(value) >= pairs:
+        if not isinstance(value, list):
+            continue
+        if name.endswith("section") and sum(value):
+            # Sections of the pairs, one after the other: keep their shares.
+            ends = [round(end * (int(head_dim * part) // 2) / sum(value)) for end in itertools.accumulate(value)]
+            small[name] = [end - start for start, end in itertools.pairwise([0, *ends])]
+        elif len(value) >= pairs:
             # One factor per frequency pair: keep the lowest, the highest and an even spread between them.
             small[name] = [value[round(index * (len(value) - 1) / max(1, pairs - 1))] for index in range(pairs)]
     return small
+
+
+def _nested(configs: Mapping[str, PretrainedConfig], choice: _Choice) -> dict[str, dict[str, Any]]:
+    """Tiny fields of configs inside a config; a hidden size that is a multiple of another one stays it."""
+    tiny: dict[int, int] = {}
+    bases = (4 * step * (HEAD_DIM if choice.multiplied else _HIDDEN_PER_HEAD) // 10 for step in itertools.count(10, 4))
+    for value in sorted({size(config, "hidden_size") or 0 for config in configs.values()} - {0}):
+        smaller = next((other for other in tiny if value % other == 0), None)
+        tiny[value] = tiny[smaller] * (value // smaller) if smaller else next(bases)
+    return {
+        name: _tiny(config, choice, tiny) if size(config, "num_hidden_layers") else _real_fields(config)
+        for name, config in configs.items()
+    }
+
+
+def _as_read(real: PretrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as the class itself gives them back, where it insists on a kind for some layer.
+
+    Fields that some layers have values of their own for follow the kinds of the layers.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = type(real)(**copy.deepcopy(fields))
+    except Exception:  # left to whoever builds it, who names the error
+        return fields
+    layers = size(real, "num_hidden_layers")
+    for name, value in fields.items():
+        other = read(made, name)
+        if isinstance(value, list) and isinstance(other, list) and isinstance(read(real, name), list):
+            if len(read(real, name)) == layers and len(other) == len(value):
+                fields[name] = other
+    overrides = overrides_by_layer(real)
+    if overrides:
+        fields["per_layer_config"] = _tiny_overrides(real, fields, overrides)
+    return fields
+
+
+def _tiny_overrides(
+    real: PretrainedConfig, fields: Mapping[str, Any], overrides: Mapping[int, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What layers have of their own, larger or smaller than the tiny value of all as it is in the real model."""
+    key = spelling(real, "layer_types")
+    real_kinds, kinds = (read(real, key), fields[key]) if key else (None, None)
+    tiny: dict[str, dict[str, Any]] = {}
+    for index in range(fields[spelling(real, "num_hidden_layers") or "num_hidden_layers"]):
+        like = real_kinds.index(kinds[index]) if real_kinds else index
+        own = {}
+        for name, value in overrides.get(like, {}).items():
+            usual, small = read(real, name), fields.get(name)
+            number = type(value) is int and type(usual) is int and type(small) is int
+            own[name] = (small * 2 if value > usual else small // 2) if number else value
+        if own:
+            tiny[str(index)] = own
+    return tiny

@@ -63,6 +63,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "attention_head_size",
             "kv_channels",
             "dim_head",
+            "d_head",
             "head_size",
             "d_kv",
         ),
@@ -72,6 +73,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
             "ff_intermediate_size",
             "n_inner",
             "d_ff",
+            "dff",
             "dim_ff",
             "ffn_dim",
             "ffn_hidden_dim",
@@ -262,6 +264,21 @@ _NOT_DATA: Final = frozenset(("attn_implementation", "auto_map", "experts_implem
 def data_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without the keys that tell a loader what to fetch or to run instead of describing the model.
 
-    Names with a leading underscore (``_attn_implementation``, ``_name_or_path``) are transformers' own notes.
+    Names with a leading underscore (``_attn_implementation``, ``_name_or_path``) are transformers' own notes. A number
+    that JSON has not, which transformers writes as ``{"__float__": "Infinity"}``, is that number.
     """
-    return {key: value for key, value in config.items() if key not in _NOT_DATA and not key.startswith("_")}
+    return {
+        key: _with_special_floats(value)
+        for key, value in config.items()
+        if key not in _NOT_DATA and not key.startswith("_")
+    }
+
+
+def _with_special_floats(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_special_floats(item) for item in value]
+    if isinstance(value, dict):
+        if list(value) == ["__float__"] and value["__float__"] in ("Infinity", "-Infinity"):
+            return float(value["__float__"])
+        return {key: _with_special_floats(item) for key, item in value.items()}
+    return value

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, NoReturn
 
 from onboard.errors import Unsupported, UsageError
 from onboard.facts._text import shown
-from onboard.spec.arch import LayerKind
 from onboard.spec.keys import ALIASES
 
 MOST_LAYERS: Final = 1_000
@@ -33,6 +32,7 @@ _SIZES: Final[Mapping[str, int]] = {
 _NOT_A_SIZE: Final = frozenset(("model_max_length",))
 _LABELS: Final = 2**20
 _MOST: Final = 1e18
+_LONGEST_WORD: Final = 64
 _TOKEN_IDS: Final = ("bos_token_id", "eos_token_id", "pad_token_id")
 _ROPE_KEYS: Final = ("rope_scaling", "rope_parameters")
 _DTYPES: Final = ("bfloat16", "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2")
@@ -50,7 +50,8 @@ def check_config(config: Mapping[str, Any]) -> None:
         for key in ALIASES.get(name, (name,)):
             # Another spelling may mean another thing in a family that nobody has seen: its type is not judged here.
             if key == name or (_is_number(config.get(key)) and key not in _NOT_A_SIZE):
-                _size(key, config.get(key), most, least=1 if key == name else 0)
+                for one in _each_layer(key, config.get(key)):
+                    _size(key, one, most, least=1 if key == name else 0)
     _size("num_labels", config.get("num_labels"), _LABELS, least=0)
     for key, value in config.items():
         _number_by_name(key, value)
@@ -88,8 +89,10 @@ def check_read(
         Unsupported: an activation, rope type or layer type that is not known, with those that are; or a size.
     """
     for name, most in _SIZES.items():
-        _size(name, config.get(name), most, least=1)
-    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size"):
+        for one in _each_layer(name, config.get(name)):
+            _size(name, one, most, least=1)
+    # A decoder without attention has no heads, and a class may compute the size of its MLP in the model.
+    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
         if config.get(name) is None:
             raise Unsupported(
                 f"The architecture's {name} is not known.",
@@ -97,11 +100,11 @@ def check_read(
                 "Report the architecture.",
                 code="unsupported.size",
             )
-    heads, kv_heads = config["num_attention_heads"], config.get("num_key_value_heads")
-    if kv_heads is not None and heads % kv_heads:
+    heads, kv_heads = config.get("num_attention_heads"), config.get("num_key_value_heads")
+    if heads and kv_heads and heads % kv_heads:
         _refuse("num_key_value_heads", kv_heads, f"it has to divide num_attention_heads, which is {heads}")
     head_dim = config.get("head_dim")
-    if head_dim is None:
+    if head_dim is None and heads:
         if config["hidden_size"] % heads:
             _refuse(
                 "hidden_size",
@@ -118,15 +121,30 @@ def check_read(
     for key, name in activations.items():
         if name not in known_activations:
             _unknown(key, name, "activation", known_activations)
-    for name in config.get("layer_types") or ():
-        if name not in get_args(LayerKind):
-            _unknown("layer_types", name, "layer type", get_args(LayerKind))
+    _layer_types(config.get("layer_types"), config["num_hidden_layers"])
     parameters = config.get("rope_parameters")
     _rope("rope_parameters", parameters, head_dim)
     for key, one in _rope_sets("rope_parameters", parameters):
         name = one.get("rope_type", one.get("type", "default"))
         if name not in rope_types:
             _unknown(f"{key}.rope_type", name, "rope type", rope_types)
+
+
+def _each_layer(name: str, value: Any) -> list[Any]:
+    """The values of a size: some classes have an MLP of another size in each layer."""
+    listed = name == "intermediate_size" and isinstance(value, list) and 0 < len(value) <= MOST_LAYERS
+    return value if listed else [value]
+
+
+def _layer_types(types: Any, layers: int) -> None:
+    """Any word may name a kind of layer: what it stands for is for the measurement to find out."""
+    if types is None:
+        return
+    for name in types:
+        if not isinstance(name, str) or len(name) > _LONGEST_WORD or not name.isascii() or not name.isidentifier():
+            _refuse("layer_types", name, f"a kind of layer is a word of letters, digits and _, {_LONGEST_WORD} at most")
+    if len(types) != layers:
+        _refuse("layer_types", f"{len(types)} entries", f"it has one for each of the {layers} layers")
 
 
 def _size(key: str, value: Any, most: int, *, least: int) -> None:
