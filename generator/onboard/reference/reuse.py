@@ -166,7 +166,7 @@ def _head_width(config: PretrainedConfig, head: nn.Linear) -> str:
     names = ["hidden_size", *(name for name, value in vars(config).items() if value == head.in_features)]
     for name in names:
         if getattr(config, name, None) == head.in_features:
-            return name
+            return f"config.{name}"
     raise Unexplained("head", f"no config field is the head's width {head.in_features}")
 
 
@@ -188,51 +188,52 @@ def _postprocess(
 ) -> tuple[dict[str, str] | None, float]:
     """What happens to the head's output before it is the logits: nothing, or a scale or cap from one config field.
 
+    A hypothesis has to hold at the tiny config and wherever one of the fields has another value.
+
     Raises:
-        Unexplained: something else.
+        Unexplained: none does, or several.
     """
-    found: list[dict[str, str]] = []
-    for name, value in fields.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float, type(None))):
-            continue
-        if not any(word in name for word in ("logit", "lm_head", "softcap")):
-            continue
+    keys = [
+        name
+        for name, value in fields.items()
+        if any(word in name for word in ("logit", "lm_head", "softcap"))
+        and isinstance(value, (int, float, type(None)))
+        and not isinstance(value, bool)
+    ]
+    settings = [dict(fields), *({**fields, name: _TELLING} for name in keys)]
+    worst: dict[tuple[str, str] | None, float] | None = None
+    for setting in settings:
         try:
-            model = build(cls, {**fields, name: _TELLING})
-        except Exception:  # the class takes no number there
+            model = build(cls, setting)
+            fits = _fits(model, input_ids, {name: setting[name] for name in keys})
+        except Exception:  # a field that takes no number
             continue
-        fits = _fits(model, input_ids, {name: _TELLING})
-        if not fits:
-            raise Unexplained("head", f"what config.{name} does to the logits is not known", ("cap", "scale"))
-        if None not in fits:
-            found.append({"operation": str(next(iter(fits))), "key": name})
-    if len(found) > 1:
-        raise Unexplained("head", f"{len(found)} config fields change the logits")
-    model = build(cls, fields)
-    known = {found[0]["key"]: fields[found[0]["key"]]} if found else {}
-    fits = _fits(model, input_ids, known)
-    operation = found[0]["operation"] if found and fields[found[0]["key"]] is not None else None
-    if operation not in fits:
-        raise Unexplained("head", "the logits are not the head's product with the base model's output")
-    return (found[0] if found else None), fits[operation]
+        before = dict.fromkeys(fits, 0.0) if worst is None else worst
+        worst = {one: max(before[one], difference) for one, difference in fits.items() if one in before}
+    if not worst:
+        raise Unexplained("head", "the logits are not the head's product with the base model's output", tuple(keys))
+    if len(worst) > 1:
+        raise Unexplained("head", f"{len(worst)} formulas give the logits", tuple(map(str, worst)))
+    ((hypothesis, difference),) = worst.items()
+    return (None if hypothesis is None else {"operation": hypothesis[0], "key": hypothesis[1]}), difference
 
 
 @torch.no_grad()
-def _fits(model: PreTrainedModel, input_ids: torch.Tensor, values: Mapping[str, Any]) -> dict[str | None, float]:
-    """Operations that give the logits, with their differences; None is the head's plain output."""
+def _fits(
+    model: PreTrainedModel, input_ids: torch.Tensor, values: Mapping[str, Any]
+) -> dict[tuple[str, str] | None, float]:
+    """Hypotheses ``(operation, key)`` that give the logits, with their differences; None is the head's plain output."""
     base: Any = getattr(model, type(model).base_model_prefix)
     logits = model(input_ids, use_cache=False).logits
     plain = model.get_output_embeddings()(base(input_ids, use_cache=False).last_hidden_state)
-    tried: dict[str | None, torch.Tensor] = {None: plain}
-    for value in values.values():
+    tried: dict[tuple[str, str] | None, torch.Tensor] = {None: plain}
+    for key, value in values.items():
+        tried["cap", key] = plain if value is None else value * torch.tanh(plain / value)
         if value is not None:
-            tried |= {
-                "multiply": plain * value,
-                "divide": plain / value,
-                "cap": value * torch.tanh(plain / value),
-            }
-    differences = {operation: close(candidate, logits) for operation, candidate in tried.items()}
-    return {operation: difference for operation, difference in differences.items() if difference is not None}
+            tried["multiply", key] = plain * value
+            tried["divide", key] = plain / value
+    differences = {one: close(candidate, logits) for one, candidate in tried.items()}
+    return {one: difference for one, difference in differences.items() if difference is not None}
 
 
 def _tie_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], head: str | None) -> str:
