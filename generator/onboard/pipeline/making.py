@@ -267,7 +267,14 @@ def is_builtin(architecture: str) -> bool:
 
 
 def _payload(
-    source: Read, spec: ArchSpec | ReusedSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, *, trusted: bool
+    source: Read,
+    spec: ArchSpec | ReusedSpec,
+    work: Work,
+    rendered: Rendered,
+    plan: Plan,
+    backup: Path | None,
+    *,
+    trusted: bool,
 ) -> dict[str, Any]:
     places = work.layout
     counts = {
@@ -280,7 +287,9 @@ def _payload(
             "register this one with exist_ok=True (see the project's README)."
         )
     if isinstance(spec, ReusedSpec):
-        warnings += [f"{one.path} is novel and reused from transformers ({one.why}): review it first" for one in spec.novel]
+        warnings += [
+            f"{one.path} is novel and reused from transformers ({one.why}): review it first" for one in spec.novel
+        ]
     if trusted:
         warnings.append(
             "--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run"

@@ -1,4 +1,4 @@
-"""What is known about each module of a decoder that is reused: those that a hypothesis explains, and those that are new.
+"""What is known about each module of a reused decoder: those that a hypothesis explains, and those that are new.
 
 One part that nothing explains makes its neighbours reused, too. A report that said nothing about them would hide what
 is new among what is not.
@@ -56,7 +56,20 @@ def explain_each(
         if is_norm(module) and path in recording and not (inside and path.startswith(inside)) and _below(path, model):
             why, origin = _explain(module, path, path, model, roles, recording)
             modules.append({"path": path, "origin": origin, "why": f"{type(module).__name__}: {why}"})
+    modules += _beside(model, layers, {module["path"] for module in modules})
     return _with_problem(modules, layers, problem)
+
+
+def _beside(model: PreTrainedModel, layers: str | None, named: set[str]) -> list[dict[str, str]]:
+    """What else the base model has: tables of positions and the like, which no hypothesis is tried on by itself."""
+    base = getattr(model, model.base_model_prefix, None)
+    beside = []
+    for name, child in base.named_children() if isinstance(base, nn.Module) else ():
+        path = f"{model.base_model_prefix}.{name}"
+        holds = any(other == path or other.startswith(f"{path}.") for other in (*named, layers or ""))
+        if not holds and not isinstance(child, nn.Dropout):
+            beside.append({"path": path, "origin": "reused", "why": f"{type(child).__name__}, reused with the decoder"})
+    return beside
 
 
 def _below(path: str, model: PreTrainedModel) -> bool:

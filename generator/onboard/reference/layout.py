@@ -47,7 +47,7 @@ def layout(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> dict[str, s
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return first.shape == second.shape and first.dtype == second.dtype and torch.equal(first, second)
+    return first.shape == second.shape and first.dtype == second.dtype and bool(torch.equal(first, second))
 
 
 def aliases(model: PreTrainedModel) -> dict[str, str]:
@@ -61,35 +61,76 @@ def aliases(model: PreTrainedModel) -> dict[str, str]:
 
 
 def rows(
-    pairs: Mapping[str, str], layers: str | None, only_if: Mapping[str, str], shapes: Mapping[str, list[int]]
+    pairs: Mapping[str, str],
+    layers: str | None,
+    only_if: Mapping[str, str],
+    real: Mapping[str, list[int]] | None,
 ) -> list[dict[str, Any]]:
     """One row a kind of tensor; ``{layer}`` stands for the index of a decoder layer.
 
     Args:
         pairs: disk name to name in memory, of all settings together.
         layers: path of the list of decoder layers.
-        only_if: pattern in memory to the config field without which the tensor does not exist.
-        shapes: pattern in memory to shape, of the real model where it has such a tensor.
+        only_if: name in memory to the config field that decides whether the tensor exists.
+        real: name in memory to shape of the real model's tensors, None where they are not known.
 
     Raises:
-        Unexplained: layers differ in the way in which a tensor is renamed.
+        Unexplained: layers differ in the way in which a tensor is renamed, or the real model has another kind of
+            tensor.
     """
-    found: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, Any]] = {}
     for disk, native in pairs.items():
         index, native_pattern = pattern_of(native, layers)
         disk_pattern = disk if index is None else re.sub(rf"(?<=\.){index}(?=\.)", "{layer}", disk, count=1)
-        row = found.setdefault(
-            native_pattern,
-            {
-                "disk": disk_pattern,
-                "native": native_pattern,
-                "shape": shapes.get(native_pattern),
-                "only_if": only_if.get(native_pattern, ""),
-            },
-        )
-        if row["disk"] != disk_pattern:
-            raise Unexplained("layout", f"{native_pattern} is {row['disk']} on disk in one layer, {disk} in another")
-    return list(found.values())
+        row = {"disk": disk_pattern, "native": native_pattern, "shape": None, "only_if": only_if.get(native, "")}
+        before = table.setdefault(native_pattern, row)
+        if before["disk"] != disk_pattern:
+            raise Unexplained("layout", f"{native_pattern} is {before['disk']} on disk in one layer, {disk} in another")
+    patterns: dict[str, list[int]] = {}
+    for name, shape in (real or {}).items():
+        patterns.setdefault(pattern_of(name, layers)[1], shape)
+    if not patterns.keys() <= table.keys():
+        table = _without_indices(table)
+        patterns = {_INDEX.sub(_PLACE, pattern): shape for pattern, shape in patterns.items()}
+    for pattern, shape in patterns.items():
+        if pattern not in table:
+            raise Unexplained("layout", f"the tiny model has no tensor of the kind {pattern}, which the real one has")
+        table[pattern]["shape"] = shape
+    return list(table.values())
+
+
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.)")
+_PLACE = "{index}"
+
+
+def _without_indices(table: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows with ``{index}`` in place of every other index: of lists that are longer in a larger model.
+
+    Raises:
+        Unexplained: an index on disk is another one in memory.
+    """
+    out: dict[str, dict[str, Any]] = {}
+    for native, row in table.items():
+        if _INDEX.findall(native) != _INDEX.findall(row["disk"]):
+            raise Unexplained("layout", f"{native} is {row['disk']} on disk, with another index")
+        general = _INDEX.sub(_PLACE, native)
+        out.setdefault(general, {**row, "native": general, "disk": _INDEX.sub(_PLACE, row["disk"])})
+    return out
+
+
+def real_names(table: list[dict[str, Any]], layers: str | None, real: Mapping[str, list[int]]) -> list[str]:
+    """Names on disk of the real model's tensors."""
+    renames = {row["native"]: row["disk"] for row in table}
+    names = []
+    for name in real:
+        index, pattern = pattern_of(name, layers)
+        disk = renames.get(pattern)
+        if disk is None:
+            disk = renames[_INDEX.sub(_PLACE, pattern)]
+            for place in _INDEX.findall(pattern):
+                disk = disk.replace(_PLACE, place, 1)
+        names.append(disk.replace("{layer}", str(index)))
+    return names
 
 
 def pattern_of(name: str, layers: str | None) -> tuple[int | None, str]:

@@ -1,4 +1,4 @@
-"""Mistakes that a proof of a reused decoder must catch: those that, planted in the tiny reference, change its logits."""
+"""Mistakes that a proof of a reused decoder must catch: those that change the tiny reference's logits."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The subprocess: builds the tiny reference, confirms a hypothesis for each of its parts, prints JSON.
 
-``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config", "style"}``.
+``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config",
+"style"}``.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     }
 
 
-def reuse(architecture: str, model_type: str | None, raw: dict[str, Any], problem: dict[str, Any] | None) -> dict[str, Any]:
+def reuse(
+    architecture: str, model_type: str | None, raw: dict[str, Any], problem: dict[str, Any] | None
+) -> dict[str, Any]:
     """Measure what a package needs that reuses the reference's modules; see :func:`.reuse.measure_reuse`.
 
     Raises:

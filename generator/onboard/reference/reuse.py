@@ -20,7 +20,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
 from onboard.reference.explained import explain_each
-from onboard.reference.layout import aliases, layout, pattern_of, rows
+from onboard.reference.layout import aliases, layout, real_names, rows
 from onboard.reference.mistakes import find_mistakes
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
@@ -71,7 +71,7 @@ def measure_reuse(
         if fields[key] in (None, 1.0):
             variants[key] = {key: _TELLING}
     base = getattr(model, cls.base_model_prefix, None) if cls.base_model_prefix else None
-    table, real_names = _rows(cls, real, fields, variants, layers)
+    table, names = _rows(cls, real, fields, variants, layers)
     return {
         "level": "model" if why_whole else "decoder",
         "why_whole": why_whole,
@@ -91,10 +91,9 @@ def measure_reuse(
         "layers": layers,
         "tie_support": _tie_support(cls, fields, head),
         "variants": variants,
-        "ignored": sorted(model._keys_to_ignore_on_load_unexpected or ()),
         "keep_in_fp32": sorted(model._keep_in_fp32_modules_strict or ()),
         "rows": table,
-        "real_names": real_names,
+        "real_names": names,
         "supports": measure_support(cls, fields, input_ids),
         "mistakes": find_mistakes(model, input_ids, layers, head),
         "modules": explain_each(model, input_ids, layers, problem),
@@ -291,21 +290,9 @@ def _rows(
         before, after = set(pairs.values()), set(with_it.values())
         only_if |= dict.fromkeys(after - before if change[key] else before - after, key)
         pairs |= {disk: native for disk, native in with_it.items() if native not in before}
-    real_shapes = _real_shapes(cls, real)
-    shapes: dict[str, list[int]] = {}
-    for name, shape in (real_shapes or {}).items():
-        shapes.setdefault(pattern_of(name, layers)[1], shape)
-    table = rows(pairs, layers, {pattern_of(name, layers)[1]: key for name, key in only_if.items()}, shapes)
-    if real_shapes is None:
-        return table, None
-    renames = {row["native"]: row["disk"] for row in table}
-    names = []
-    for name in real_shapes:
-        index, pattern = pattern_of(name, layers)
-        if pattern not in renames:
-            raise Unexplained("layout", f"the tiny model has no tensor of the kind {pattern}, which the real one has")
-        names.append(renames[pattern].replace("{layer}", str(index)))
-    return table, names
+    sizes = _real_shapes(cls, real)
+    table = rows(pairs, layers, only_if, sizes)
+    return table, None if sizes is None else real_names(table, layers, sizes)
 
 
 def _real_shapes(cls: type[PreTrainedModel], real: PretrainedConfig) -> dict[str, list[int]] | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
@@ -18,9 +17,7 @@ _STATES = ("past_key_values", "cache_params", "state", "mems")
 _LENGTHS = (7, 17)
 
 
-def measure_support(
-    cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor
-) -> dict[str, Any]:
+def measure_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> dict[str, Any]:
     """Try what a training framework or ``generate`` may ask for.
 
     Returns:

@@ -110,7 +110,9 @@ def render(work: Work) -> Rendered:
     for name in TESTS:
         add(f"{tests}/{name}.py", f"tests/{name}.py.j2", contract(env, f"tests/{name}.py.j2"))
     files.append(
-        RenderedFile(f"{tests}/config.json", published_config(work.decoder), "the published config.json, read by test_config")
+        RenderedFile(
+            f"{tests}/config.json", published_config(work.decoder), "the published config.json, read by test_config"
+        )
     )
     if layout.target == "intree":
         add(f"{tests}/__init__.py", "package/__init__.py.j2", "makes the tests a package, as upstream's are")

@@ -103,7 +103,8 @@ def summary(spec: ReusedSpec) -> str:
         around = "native state dict adapter"
     novel = [f"{module.path} ({module.why.split(':')[0]})" for module in spec.novel]
     named = f" Novel, and the reason why it is reused: {', '.join(novel)}." if novel else ""
-    return f"The {'decoder' if spec.level == 'decoder' else 'model'} is transformers' own {_reused(spec)}; {around}.{named}"
+    what = "decoder" if spec.level == "decoder" else "model"
+    return f"The {what} is transformers' own {_reused(spec)}; {around}.{named}"
 
 
 _POST = {"cap": "capped", "multiply": "multiplied", "divide": "divided"}
@@ -129,6 +130,8 @@ def _context(work: Work, spec: ReusedSpec) -> dict[str, Any]:
         "class_name": f"{work.prefix}ForCausalLM",
         "summary": summary(spec),
         "has_conditional_rows": any(row.only_if for row in spec.rows),
+        "has_indices": any("{index}" in row.native for row in spec.rows),
+        "has_infinity": "Infinity" in published_config(work.decoder),
         "supports": supports,
         "tiny": measured["tiny"],
         "variants": {"base": {}, **own},
@@ -143,7 +146,7 @@ def _context(work: Work, spec: ReusedSpec) -> dict[str, Any]:
         "packed_lengths": [9, 11, 4],
         "packed_reason": "",
         # Freshly initialised, the reference predicts this much worse than a uniform guess.
-        "fresh_loss_tolerance": max(0.5, round(2 * abs(supports["fresh_loss"]), 1)),
+        "fresh_loss_tolerance": round(0.5 + 2 * abs(supports["fresh_loss"]), 1),
         "dropouts": dict.fromkeys(supports["dropouts"], 0.5),
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
@@ -179,7 +182,8 @@ def _variants(spec: ReusedSpec, found: Mapping[str, Any], tiny: Mapping[str, Any
     if spec.tie_support == "BOTH":
         tied = bool(tiny.get("tie_word_embeddings"))
         out["untied" if tied else "tied"] = {"tie_word_embeddings": not tied}
-    return out | found["variants"]
+    out.update(found["variants"])
+    return out
 
 
 def _mutants(
@@ -195,9 +199,7 @@ def _mutants(
         out.append(Mutant("head tied where it is its own", "tie_head", untied))
     post = spec.postprocess
     if post and (post.key in variants or tiny.get(post.key) not in (None, 1.0)):
-        out.append(
-            Mutant(f"{post.key} forgotten", "plain_logits", post.key if post.key in variants else "base")
-        )
+        out.append(Mutant(f"{post.key} forgotten", "plain_logits", post.key if post.key in variants else "base"))
     return [replace(mutant, name=re.sub(r"\s+", " ", mutant.name)) for mutant in out]
 
 
@@ -206,7 +208,11 @@ def _rows(spec: ReusedSpec) -> list[tuple[str, str, str]]:
     post = spec.postprocess
     measured = "measured: tiny reference"
     values: list[tuple[str, Any, str]] = [
-        ("reference", f"{spec.reference_module}.{spec.reference_class}", "class look-up by architecture, then model_type"),
+        (
+            "reference",
+            f"{spec.reference_module}.{spec.reference_class}",
+            "class look-up by architecture, then model_type",
+        ),
         ("config", spec.config_class, "its config_class"),
         ("level", spec.level, measured),
         *((name, getattr(spec.dimensions, name), str(spec.provenance[name])) for name in spec.dimensions.__slots__),

@@ -133,7 +133,12 @@ class ReusedSpec:
     def lora_row(self) -> RenamedKey | None:
         """The name of one matrix in the first decoder layer that has one, to show where LoRA tensors go."""
         for row in self.rows:
-            if "{layer}" in row.native and row.native.endswith(".weight") and not row.only_if and row.shape.count(",") == 1:
+            if (
+                "{layer}" in row.native
+                and row.native.endswith(".weight")
+                and not row.only_if
+                and row.shape.count(",") == 1
+            ):
                 return row
         return None
 
@@ -214,7 +219,7 @@ def describe(
         tying=Tying(tied),
         dimensions=Sizes(**{name: _size(real.get(name)) for name in Sizes.__dataclass_fields__}),
         rows=table,
-        ignored=_ignored(found, table),
+        ignored=_ignored(table),
         keep_in_fp32=tuple(found["keep_in_fp32"]),
         real_names=None if found["real_names"] is None else tuple(found["real_names"]),
         modules=(*spec_modules, _head_module(found, native_head)),
@@ -249,12 +254,11 @@ def _native(name: str, head: str | None, native_head: str | None) -> str:
     return name
 
 
-def _ignored(found: Mapping[str, Any], table: Iterable[RenamedKey]) -> tuple[IgnoredPattern, ...]:
-    """What transformers ignores on loading, and the frequencies of a rotation, which old files store."""
-    ignored = [IgnoredPattern(pattern, "ignored by transformers as well") for pattern in found["ignored"]]
-    if not any("inv_freq" in item.pattern for item in ignored) and not any("inv_freq" in row.disk for row in table):
-        ignored.append(IgnoredPattern(r"rotary_emb\.inv_freq$", "computed from the config; old files store it"))
-    return tuple(ignored)
+def _ignored(table: Iterable[RenamedKey]) -> tuple[IgnoredPattern, ...]:
+    """The frequencies of a rotation, which old files store."""
+    if any("inv_freq" in row.disk for row in table):
+        return ()
+    return (IgnoredPattern(r"rotary_emb\.inv_freq$", "computed from the config; old files store it"),)
 
 
 def _head_module(found: Mapping[str, Any], native_head: str | None) -> ReusedModule:
@@ -270,7 +274,7 @@ def _novel_review(modules: Iterable[ReusedModule]) -> list[ReviewItem]:
     return [
         ReviewItem(
             f"{module.path} is novel: {module.why}.",
-            "It is transformers' own code, unchanged; look whether it trains as you need it, and how it could be sharded.",
+            "It is transformers' own code, unchanged; look whether it trains as you need it, and how it shards.",
         )
         for module in modules
         if module.origin == "novel"
@@ -289,7 +293,7 @@ def _published_review(
         return []
     import re
 
-    patterns = [re.compile(item.pattern) for item in _ignored(found, table)]
+    patterns = [re.compile(item.pattern) for item in _ignored(table)]
     there = {name for name in published if not any(pattern.search(name) for pattern in patterns)}
     if tied and head:
         there.discard(f"{head}.weight")
