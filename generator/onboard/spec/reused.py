@@ -125,6 +125,11 @@ class ReusedSpec:
         return "lm_head" if self.level == "decoder" else self.head
 
     @property
+    def ignores_tying(self) -> bool:
+        """Whether the config asks for a tied head and the class has one of its own all the same."""
+        return self.tying.tied and self.tie_support == "UNTIED_ONLY"
+
+    @property
     def real_size(self) -> bool:
         """Whether the full-size model can be built without memory."""
         return self.real_names is not None
