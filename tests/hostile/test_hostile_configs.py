@@ -226,7 +226,7 @@ def test_payloads_inside_of_a_value_that_is_rendered_into_code(tmp_path):
         ({"rope_scaling": "linear"}, 2, "config.bad_value", "rope_scaling"),
         ({"rope_scaling": {"rope_type": "linear"}}, 3, "unsupported.no_reference", "factor"),
         ({"layer_types": ["full_attention'); evil(('"] * 28}, 3, "unsupported.no_reference", "layer_types"),
-        ({"layer_types": ["linear_attention"] * 28}, 3, "unsupported.layer_type", "linear_attention.*full_attention"),
+        ({"layer_types": ["linear_attention"] * 28}, 3, "unsupported.tiny_config", "tiny size.*linear_attention"),
         ({"layer_types": ["full_attention"] * 3}, 3, "unsupported.no_reference", "layer_types"),
         ({"layer_types": "full_attention"}, 2, "config.bad_value", "layer_types"),
         ({"layer_types": ["full_attention"] * 2000}, 2, "config.bad_value", "layer_types"),
@@ -234,7 +234,7 @@ def test_payloads_inside_of_a_value_that_is_rendered_into_code(tmp_path):
         ({"to_dict": 5}, 2, "config.bad_key", "to_dict"),
         ({"__class__": "x"}, 2, "config.bad_key", "__class__"),
         ({"attribute_map": {"hidden_size": "evil"}}, 2, "config.bad_key", "attribute_map"),
-        ({"architectures": ["BloomForCausalLM"], "model_type": "bloom"}, 3, "unsupported.size", "intermediate_size"),
+        ({"architectures": ["BltForCausalLM"], "model_type": "blt"}, 3, "unsupported.size", "hidden_size"),
         (
             {"num_hidden_layers": 300, "layer_types": ["full_attention"] * 200 + ["sliding_attention"] * 100},
             3,

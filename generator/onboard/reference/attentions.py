@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import PretrainedConfig
 
+from onboard.reference.meanings import size
 from onboard.reference.record import Call, Recording, close
 from onboard.reference.roles import LINEAR, Unexplained, is_norm
 from onboard.reference.ropes import Table, rotate
@@ -44,7 +45,8 @@ def explain_attention(
         Unexplained: none or several settings fit.
     """
     call = recording[path]
-    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+    heads = config.num_attention_heads
+    kv_heads = size(config, "num_key_value_heads") or heads
     scales = scale_candidates(config, head_dim)
     fits: list[Fit] = []
     for names in _projections(attention, path, recording, heads * head_dim, kv_heads * head_dim):

@@ -1,6 +1,6 @@
 """What a field of a config class means: its canonical name, whatever the class spells it.
 
-A class tells some of its spellings itself (``attribute_map``); the others are those of :data:`onboard.spec.keys.ALIASES`.
+A class tells some of its spellings itself (``attribute_map``); the others are in :data:`onboard.spec.keys.ALIASES`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.spec.keys import ALIASES
+
+_DECLARED = frozenset(("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "vocab_size"))
 
 
 def read(config: PretrainedConfig, name: str) -> Any:
@@ -35,11 +37,11 @@ def spelling(config: PretrainedConfig, name: str) -> str | None:
 def size(config: PretrainedConfig, name: str) -> Any:
     """The value of a size under its canonical name; None where the class has none, or computes it in the model.
 
-    What the class computes and keeps as an attribute (``head_dim``) counts. An ``intermediate_size`` that it does not
-    declare does not: a class makes an attribute of every key that it does not know.
+    What the class computes and keeps as an attribute (``head_dim``) counts. Sizes that no class computes count only
+    where it declares them: a class makes an attribute of every key of a config.json that it does not know.
     """
     key = spelling(config, name)
-    if key is None and name == "intermediate_size":
+    if key is None and name in _DECLARED and not isinstance(getattr(type(config), name, None), property):
         return None
     value = read(config, key or name)
     # A property of classes whose positions have no limit.

@@ -65,9 +65,9 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     input_ids = torch.randint(3, model.config.vocab_size, (1, SEQUENCE), generator=torch.Generator().manual_seed(7))
     recording, logits = record(model, input_ids=input_ids)
     roles = find_roles(model, recording)
-    head_dim = getattr(model.config, "head_dim", None) or model.config.hidden_size // model.config.num_attention_heads
+    head_dim = _head_dim(model.config)
     layers = range(model.config.num_hidden_layers)
-    window = getattr(model.config, "sliding_window", None)
+    window = size(model.config, "sliding_window")
     fits = [_fit(model, roles, recording, index, head_dim, window) for index in layers]
     windowed_fields = _windowed(fields)
     windowed = fits if windowed_fields is None else _windowed_fits(cls, windowed_fields, roles, input_ids, head_dim)
@@ -144,6 +144,13 @@ def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dic
             continue
         return fields, model
     raise Unexplained("tiny config", f"{cls.__name__} cannot be built at tiny size", tuple(problems))
+
+
+def _head_dim(config: PretrainedConfig) -> int:
+    heads = size(config, "num_attention_heads")
+    if heads is None:
+        raise Unexplained("attention", f"{type(config).__name__} counts no heads")
+    return int(size(config, "head_dim") or size(config, "hidden_size") // heads)
 
 
 def _fit(

@@ -27,11 +27,11 @@ _BY_WORD = {
     "rope": 8,
     "nope": 12,
     "v": 20,
-    "state": 8,
+    "state": 14,
 }
 _SIZE_WORDS = frozenset(("d", "dim", "dims", "embd", "hidden", "inner", "lora", "rank", "size", "width"))
-# Values for what is left, none of which is another size; even, for what is split into halves.
-_POOL = (12, 20, 28, 36, 44, 52, 56, 60, 68, 76, 84, 88)
+# Values for what is left; even, for what is split into halves.
+_POOL = (12, 20, 28, 36, 44, 52, 56, 60, 68, 76, 84, 88, 92, 96, 100, 104)
 _OTHER_VOCABULARY = 157
 _HEADS = frozenset(("heads", "n", "num"))
 _HEAD_SIZE = frozenset(("d", "dim", "head", "headdim"))
@@ -49,7 +49,7 @@ def shrink(real: Mapping[str, int], known: Mapping[str, tuple[int, int]], window
         The fields to change.
     """
     found = _heads(real, known)
-    taken = {tiny for _, tiny in known.values()} | set(found.values())
+    sizes = []
     for name, value in real.items():
         words = name.split("_")
         if value > 2 and not {"groups", "ngroups"}.isdisjoint(words):
@@ -57,11 +57,13 @@ def shrink(real: Mapping[str, int], known: Mapping[str, tuple[int, int]], window
         if name in found or value <= SMALL:
             continue
         tiny = _related(name, value, known, window)
-        if tiny is None and not _SIZE_WORDS.isdisjoint(words):
-            tiny = next((size for size in _POOL if size not in taken), _POOL[-1])
         if tiny is not None:
             found[name] = tiny
-            taken.add(tiny)
+        elif not _SIZE_WORDS.isdisjoint(words):
+            sizes.append(name)
+    taken = {tiny for _, tiny in known.values()} | {found.get(name, value) for name, value in real.items()}
+    free = (size for size in _POOL if size not in taken)
+    found |= dict(zip(sizes, free, strict=False))
     for name, value in real.items():
         product = _product(value, real, found)
         if value > SMALL and product is not None and name not in _names_of_heads(real):

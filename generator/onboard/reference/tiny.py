@@ -24,12 +24,9 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from onboard.reference.meanings import read, size, spelling
-from onboard.reference.patterns import MOST_LAYERS, layer_count, layer_patterns, overrides_by_layer, resized
-from onboard.reference.patterns import period as _period
+from onboard.reference.patterns import layer_count, layer_patterns, overrides_by_layer, period, resized
 from onboard.reference.sizes import shrink
 from onboard.spec.keys import ALIASES, SIZES
-
-__all__ = ["HEAD_DIM", "MOST_LAYERS", "ORIGINAL_LENGTH", "SEQUENCE", "WINDOW", "_period", "candidates", "tiny_fields"]
 
 SEQUENCE = 24
 """Tokens in a test sequence: longer than the tiny window and than the tiny original length of a RoPE scaling."""
@@ -118,8 +115,9 @@ def _tiny(real: PretrainedConfig, choice: _Choice, hidden_sizes: Mapping[int, in
     known = _set_sizes(fields, real, layers, choice, hidden_sizes)
     _set_tokens(fields, known)
     unknown = {name: value for name, value in fields.items() if type(value) is int and not _is_token(name)}
-    for name in known.keys() & fields.keys() | {spelling(real, name) for name in SIZES} | set(stacks):
-        unknown.pop(name or "", None)
+    meant = {spelling(real, canonical) for canonical in (*SIZES, "sliding_window")}
+    for key in {*meant, *stacks, _rotary_key(real, fields)}:
+        unknown.pop(key or "", None)
     fields |= shrink(unknown, known, WINDOW)
     if "query_pre_attn_scalar" in fields:
         fields["query_pre_attn_scalar"] = 24
@@ -183,7 +181,8 @@ def _set_sizes(
         tiny["num_key_value_heads"] = heads
     if hidden_sizes and size(real, "hidden_size") in hidden_sizes:
         tiny["hidden_size"] = hidden_sizes[size(real, "hidden_size")]
-    known: dict[str, tuple[int, int]] = {}
+    # A part of a model may have neither; what depends on them then has the tiny values all the same.
+    known = {"vocab_size": (0, _SIZES["vocab_size"]), "num_hidden_layers": (0, layers)}
     for name, value in tiny.items():
         key = spelling(real, name)
         if key is None or key not in fields:
@@ -228,43 +227,49 @@ def _set_counts_of_layers(
     fields: dict[str, Any], real: PretrainedConfig, layers: int, stacks: Mapping[str, int]
 ) -> None:
     """How many layers have something in common: at most those after one full period."""
-    total = size(real, "num_hidden_layers")
-    most = layers - max((_period(pattern) for pattern in layer_patterns(real)), default=1)
+    total = size(real, "num_hidden_layers") or 0
+    most = layers - max((period(pattern) for pattern in layer_patterns(real)), default=1)
+    depth = {spelling(real, "num_hidden_layers"), *stacks}
     for name, value in fields.items():
         if name == "max_window_layers":
             fields[name] = min(value, layers - 1)
-        elif "layers" in name.split("_") and type(value) is int and name not in stacks and total and 0 < value < total:
-            if name != spelling(real, "num_hidden_layers"):
-                fields[name] = max(1, min(value, most))
+        elif type(value) is int and 0 < value < total and "layers" in name.split("_") and name not in depth:
+            fields[name] = max(1, min(value, most))
 
 
 def _set_head_dim(fields: dict[str, Any], real: PretrainedConfig, choice: _Choice) -> None:
-    heads, hidden = (fields.get(spelling(real, name) or "") for name in ("num_attention_heads", "hidden_size"))
-    key = spelling(real, "head_dim")
+    """The size of a head, and the part of it that rotates."""
+    key, width = spelling(real, "head_dim"), size(real, "hidden_size")
     if key is not None and (fields[key] is not None or choice.given):
-        was = fields[key]
+        was, heads = fields[key], size(real, "num_attention_heads")
         fields[key] = HEAD_DIM
         for name, value in fields.items():
-            words = name.split("_")
-            real_value = read(real, name)
-            if (
-                "expand" in words
-                and was
-                and was * size(real, "num_attention_heads") == value * size(real, "hidden_size")
-            ):
-                fields[key] = value * hidden // heads
-            if {"rope", "dim"} <= set(words) and real_value == was:
-                fields[key] = value
-    key = spelling(real, "rotary_dim")
-    if key is not None and "rope" not in key.split("_") and fields[key] is not None:
-        part = fields[key] / (size(real, "head_dim") or size(real, "hidden_size") / size(real, "num_attention_heads"))
+            words = set(name.split("_"))
+            if "expand" in words and was and width and was * heads == value * width:
+                # The heads share what a state-space layer expands the hidden size to.
+                fields[key] = value * fields[spelling(real, "hidden_size") or ""] // fields[_heads_key(real)]
+            elif {"rope", "dim"} <= words and read(real, name) == was:
+                fields[key] = value  # of such heads only this part is said to be the head
+    key = _rotary_key(real, fields)
+    if key is not None:
+        part = fields[key] / (size(real, "head_dim") or width / size(real, "num_attention_heads"))
         fields[key] = max(LEAST_ROTARY, 2 * round(part * _head_dim(fields, real) / 2))
+
+
+def _heads_key(real: PretrainedConfig) -> str:
+    return spelling(real, "num_attention_heads") or ""
+
+
+def _rotary_key(real: PretrainedConfig, fields: Mapping[str, Any]) -> str | None:
+    """The field that says how many dimensions of a head rotate, where they are not a projection of their own."""
+    key = spelling(real, "rotary_dim")
+    return key if key and "rope" not in key.split("_") and fields[key] is not None else None
 
 
 def _head_dim(fields: Mapping[str, Any], real: PretrainedConfig) -> int:
     """The tiny head size: the class's own field, or the hidden size divided by the heads."""
     own = fields.get(spelling(real, "head_dim") or "")
-    heads, hidden = (fields.get(spelling(real, name) or "") for name in ("num_attention_heads", "hidden_size"))
+    heads, hidden = fields.get(_heads_key(real)), fields.get(spelling(real, "hidden_size") or "")
     return int(own or (hidden // heads if heads and hidden else HEAD_DIM))
 
 
@@ -300,14 +305,14 @@ def _completed(rope: Mapping[str, Any], real: PretrainedConfig, fields: Mapping[
         }
     # The class names sections among the keys of rotary parameters that it knows; its own default fits real heads only.
     sections = [key for key in getattr(real, "ignore_keys_at_rope_validation", ()) if key.endswith("section")]
-    return {**dict.fromkeys(sections, list(_SECTIONS)), **rope}
+    return {key: list(_SECTIONS) for key in sections} | dict(rope)
 
 
 def _rotates(real: PretrainedConfig, fields: Mapping[str, Any]) -> bool:
     """Whether what rotates of a head is an even number of dimensions, and no smaller than two pairs."""
     head_dim = _head_dim(fields, real)
-    key = spelling(real, "rotary_dim")
-    if key and "rope" not in key.split("_") and fields[key] is not None and fields[key] >= head_dim:
+    key = _rotary_key(real, fields)
+    if key is not None and fields[key] >= head_dim:
         return False
     rope = fields.get("rope_parameters")
     parts = [one.get("partial_rotary_factor") or 1.0 for one in _rope_sets(rope)] if isinstance(rope, dict) else []
@@ -388,10 +393,10 @@ def _as_read(real: PretrainedConfig, fields: dict[str, Any]) -> dict[str, Any]:
         return fields
     layers = size(real, "num_hidden_layers")
     for name, value in fields.items():
-        other = read(made, name)
-        if isinstance(value, list) and isinstance(other, list) and isinstance(read(real, name), list):
-            if len(read(real, name)) == layers and len(other) == len(value):
-                fields[name] = other
+        whole, other = read(real, name), read(made, name)
+        listed = isinstance(value, list) and isinstance(other, list) and isinstance(whole, list)
+        if listed and len(whole) == layers and len(other) == len(value):
+            fields[name] = other
     overrides = overrides_by_layer(real)
     if overrides:
         fields["per_layer_config"] = _tiny_overrides(real, fields, overrides)
@@ -403,15 +408,15 @@ def _tiny_overrides(
 ) -> dict[str, dict[str, Any]]:
     """What layers have of their own, larger or smaller than the tiny value of all as it is in the real model."""
     key = spelling(real, "layer_types")
-    real_kinds, kinds = (read(real, key), fields[key]) if key else (None, None)
     tiny: dict[str, dict[str, Any]] = {}
     for index in range(fields[spelling(real, "num_hidden_layers") or "num_hidden_layers"]):
-        like = real_kinds.index(kinds[index]) if real_kinds else index
+        like = read(real, key).index(fields[key][index]) if key else index
         own = {}
         for name, value in overrides.get(like, {}).items():
             usual, small = read(real, name), fields.get(name)
-            number = type(value) is int and type(usual) is int and type(small) is int
-            own[name] = (small * 2 if value > usual else small // 2) if number else value
+            if type(value) is int and type(usual) is int and type(small) is int:
+                value = small * 2 if value > usual else small // 2
+            own[name] = value
         if own:
             tiny[str(index)] = own
     return tiny
