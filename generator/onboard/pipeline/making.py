@@ -122,7 +122,7 @@ def _understand(source: Read, style: str) -> tuple[ArchSpec | ReusedSpec, dict[s
         Unsupported: neither can be written, with the reason.
     """
     named = (source.decoder, source.architecture, source.kind.model_type)
-    measured = ask_reference(*named, style=style)
+    measured = ask_reference(*named, style)
     if "reuse" not in measured:
         try:
             spec = derive(source.decoder, source.architecture, source.model_type, measured)
@@ -131,7 +131,7 @@ def _understand(source: Read, style: str) -> tuple[ArchSpec | ReusedSpec, dict[s
             if style == "native":
                 raise
             problem = {"part": "architecture", "what": f"{error.what} {error.why}", "nearest": []}
-            measured = ask_reference(*named, style="reuse", problem=problem)
+            measured = ask_reference(*named, "reuse", problem)
     tensors = source.facts.tensors
     published = None if tensors is None else [tensor.name for tensor in tensors]
     return describe(source.decoder, source.architecture, source.model_type, measured, published), measured

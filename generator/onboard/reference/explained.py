@@ -6,6 +6,7 @@ is new among what is not.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -105,6 +106,10 @@ def _explain(
             window = getattr(config, "sliding_window", None)
             fit = explain_attention(module, path, recording, config, head_dim, window)
             what, found = "grouped-query attention", {"difference": fit.difference}
+        elif isinstance(module, LINEAR):
+            return "a projection at a place that no hypothesis knows", "novel"
+        elif _mixes(module):
+            return "no hypothesis is about a layer with such a mixer", "novel"
         elif any(isinstance(inner, LINEAR) for inner in module.modules()):
             found = explain_mlp(module, path, recording, config)
             what = f"MLP with {found['activation']}"
@@ -116,6 +121,13 @@ def _explain(
     except Exception as error:  # a module that is called in another way than the hypothesis calls it
         return f"no hypothesis can be tried on it ({type(error).__name__}: {str(error)[:80]})", "novel"
     return f"explained as {what} (max difference {found['difference']:.1e}), reused with the decoder", "reused"
+
+
+def _mixes(module: nn.Module) -> bool:
+    """Whether a module lets tokens see each other: it is told which, or keeps a state of earlier ones."""
+    return bool(
+        {"attention_mask", "past_key_values", "cache_params"} & set(inspect.signature(module.forward).parameters)
+    )
 
 
 def _with_problem(

@@ -10,6 +10,7 @@ it is native. ``model``: anything else; then the whole class with its head is re
 from __future__ import annotations
 
 import inspect
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -262,7 +263,10 @@ def _variants(
             if _names(model) == own:
                 continue
             model(input_ids, labels=input_ids).loss.backward()
-        except Exception:  # a combination that the reference refuses
+            with tempfile.TemporaryDirectory() as folder:
+                model.save_pretrained(folder)
+                cls.from_pretrained(folder)(input_ids)
+        except Exception:  # a combination that the reference cannot build, train or load
             continue
         variants[name if not value else f"no_{name}"] = {name: not value}
     return variants

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.modeling_utils import local_torch_dtype
 
-from onboard.reference.build import build
+from onboard.reference.build import build, randomise
 from onboard.reference.record import close
 
 _STATES = ("past_key_values", "cache_params", "state", "mems")
@@ -32,6 +33,7 @@ def measure_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], input
         "sdpa": bool(cls._supports_sdpa),
         "dropouts": _dropouts(cls, fields, input_ids),
         "fresh_loss": _fresh_loss(cls, fields, input_ids),
+        "created_in_fp32": _created_in_fp32(cls, fields),
     }
     for name, attempt in _ATTEMPTS.items():
         try:
@@ -80,7 +82,10 @@ def _generation(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
 
 @torch.no_grad()
 def _bf16(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
-    _finite(model.bfloat16()(input_ids).logits)
+    with local_torch_dtype(torch.bfloat16):
+        low = type(model)(model.config).eval()
+    randomise(low)
+    _finite(low(input_ids).logits)
 
 
 def _gradient_checkpointing(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
@@ -141,6 +146,13 @@ def _dropouts(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: 
         except Exception:  # a class that refuses dropout
             continue
     return names
+
+
+def _created_in_fp32(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:
+    """Whether a parameter does not follow the default dtype."""
+    with local_torch_dtype(torch.bfloat16):
+        model = cls(cls.config_class(**fields))
+    return any(parameter.dtype == torch.float32 for parameter in model.parameters())
 
 
 @torch.no_grad()

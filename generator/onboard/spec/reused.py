@@ -80,6 +80,8 @@ class ReusedSpec:
         family_class, family_module: the class that reference and base model have in common, for ``decoder``.
         head_width: config field that is the head's input width, for ``decoder``.
         embedding, head, layers: paths in the reference.
+        keep_in_fp32: parts of names of parameters that transformers keeps in fp32 whatever the dtype.
+        created_in_fp32: whether the class creates a parameter in fp32 whatever the dtype.
         block_mask: whether a mask of documents keeps them apart in every layer.
         real_names: names on disk of the real model's tensors, None where that is not known.
         unproven: what the reference itself cannot do, and why.
@@ -113,6 +115,7 @@ class ReusedSpec:
     rows: tuple[RenamedKey, ...]
     ignored: tuple[IgnoredPattern, ...]
     keep_in_fp32: tuple[str, ...]
+    created_in_fp32: bool
     real_names: tuple[str, ...] | None
     modules: tuple[ReusedModule, ...]
     unproven: Mapping[str, str] = field(hash=False)
@@ -226,6 +229,7 @@ def describe(
         rows=table,
         ignored=_ignored(table),
         keep_in_fp32=tuple(found["keep_in_fp32"]),
+        created_in_fp32=supports["created_in_fp32"],
         real_names=None if found["real_names"] is None else tuple(found["real_names"]),
         modules=(*spec_modules, _head_module(found, native_head)),
         unproven={name: supports[name] for name in _ABILITIES if isinstance(supports[name], str)},
