@@ -25,7 +25,7 @@ from onboard.reference.layout import aliases, layout, real_names, rows
 from onboard.reference.mistakes import find_mistakes
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
-from onboard.reference.support import measure_support
+from onboard.reference.support import left_alone, measure_support
 from onboard.reference.tiny import SEQUENCE
 
 # What a class may define beside __init__ and forward and still be no more than its base model and a head.
@@ -95,7 +95,8 @@ def measure_reuse(
         "keep_in_fp32": sorted(model._keep_in_fp32_modules_strict or ()),
         "rows": table,
         "real_names": names,
-        "supports": measure_support(cls, fields, input_ids),
+        "supports": measure_support(cls, fields, variants, input_ids),
+        "left_alone": left_alone(cls, fields),
         "mistakes": find_mistakes(model, input_ids, layers, head),
         "modules": explain_each(model, input_ids, layers, problem),
     }
@@ -136,6 +137,8 @@ def _cut(
     lacking = [name for name in _TAKEN if name not in parameters]
     if lacking or not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise Unexplained("head", f"the base model does not take {', '.join(lacking) or 'further arguments'}")
+    if "past_key_values" not in base(input_ids, use_cache=True):
+        raise Unexplained("head", "the base model returns no past_key_values")
     if set(type(base)(model.config).state_dict()) != set(base.state_dict()):
         raise Unexplained("head", "the base model is built with other arguments than its config")
     postprocess, difference = _postprocess(cls, fields, input_ids)

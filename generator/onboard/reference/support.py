@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +19,13 @@ _STATES = ("past_key_values", "cache_params", "state", "mems")
 _LENGTHS = (7, 17)
 
 
-def measure_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> dict[str, Any]:
-    """Try what a training framework or ``generate`` may ask for.
+def measure_support(
+    cls: type[PreTrainedModel],
+    fields: Mapping[str, Any],
+    variants: Mapping[str, Mapping[str, Any]],
+    input_ids: torch.Tensor,
+) -> dict[str, Any]:
+    """Try what a training framework or ``generate`` may ask for; masks of documents in every setting.
 
     Returns:
         For each ability True, or a string with the reason why not; further ``arguments`` (of the forward pass),
@@ -37,7 +43,8 @@ def measure_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], input
     }
     for name, attempt in _ATTEMPTS.items():
         try:
-            attempt(build(cls, fields), input_ids)
+            for setting in ({}, *variants.values()) if name == "block_mask" else ({},):
+                attempt(build(cls, {**fields, **setting}), input_ids)
             found[name] = True
         except Exception as error:
             found[name] = f"{type(error).__name__}: {' '.join(str(error).split())}"[:160]
@@ -153,6 +160,37 @@ def _created_in_fp32(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> b
     with local_torch_dtype(torch.bfloat16):
         model = cls(cls.config_class(**fields))
     return any(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+@torch.no_grad()
+def left_alone(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Parameters that ``initialize_weights`` leaves as a module's constructor made them.
+
+    A framework that builds without memory never sees the constructor's values, and has to be told.
+
+    Returns:
+        ``ending`` of their names, and their ``value`` where it is one number in all of them, else None.
+    """
+    models = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        models.append(cls(cls.config_class(**fields)))
+    made = [dict(model.named_parameters()) for model in models]
+    values = [{name: parameter.clone() for name, parameter in one.items()} for one in made]
+    for parameter in made[0].values():
+        parameter.fill_(torch.nan)
+        parameter._is_hf_initialized = False  # type: ignore[attr-defined]
+    for module in models[0].modules():
+        module._is_hf_initialized = False  # type: ignore[assignment]
+    models[0].initialize_weights()
+    endings: dict[str, set[float]] = {}
+    for name, parameter in made[0].items():
+        if not torch.isfinite(parameter).all():
+            found = {number for one in values for number in one[name].unique().tolist()}
+            endings.setdefault(re.split(r"\.\d+\.", name)[-1], set()).update(found)
+    return [
+        {"ending": ending, "value": numbers.pop() if len(numbers) == 1 else None} for ending, numbers in endings.items()
+    ]
 
 
 @torch.no_grad()

@@ -59,6 +59,14 @@ class IgnoredPattern:
 
 
 @dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """Parameters that transformers does not initialise: how their names end, and the number that fills them or None."""
+
+    ending: str
+    value: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReusedModule:
     """A part of the model: where it lies, its origin, and why it has that origin."""
 
@@ -82,6 +90,7 @@ class ReusedSpec:
         embedding, head, layers: paths in the reference.
         keep_in_fp32: parts of names of parameters that transformers keeps in fp32 whatever the dtype.
         created_in_fp32: whether the class creates a parameter in fp32 whatever the dtype.
+        left_alone: parameters that transformers leaves as a constructor made them, which the generated class initialises.
         block_mask: whether a mask of documents keeps them apart in every layer.
         real_names: names on disk of the real model's tensors, None where that is not known.
         unproven: what the reference itself cannot do, and why.
@@ -116,6 +125,7 @@ class ReusedSpec:
     ignored: tuple[IgnoredPattern, ...]
     keep_in_fp32: tuple[str, ...]
     created_in_fp32: bool
+    left_alone: tuple[LeftAlone, ...]
     real_names: tuple[str, ...] | None
     modules: tuple[ReusedModule, ...]
     unproven: Mapping[str, str] = field(hash=False)
@@ -230,6 +240,7 @@ def describe(
         ignored=_ignored(table),
         keep_in_fp32=tuple(found["keep_in_fp32"]),
         created_in_fp32=supports["created_in_fp32"],
+        left_alone=tuple(LeftAlone(**one) for one in found["left_alone"]),
         real_names=None if found["real_names"] is None else tuple(found["real_names"]),
         modules=(*spec_modules, _head_module(found, native_head)),
         unproven={name: supports[name] for name in _ABILITIES if isinstance(supports[name], str)},
