@@ -95,7 +95,7 @@ def _candidates(
             yield (
                 "exchanged",
                 3,
-                f"{other} and {path} exchanged",
+                f"{other} and {_from_where_they_part(other, path)} exchanged",
                 f'exchange("{other}", "{path}")',
                 _exchange(other, path),
             )
@@ -114,6 +114,15 @@ def _candidates(
             kind, how, what = f"other {leaf}", "reversed_rows", "in reverse order"
         limit = {"norm": 3, "norm bias": 1, "embedding": 3, "bias": 2, "transposed": 4}.get(kind, 1)
         yield kind, limit, f"{path} {what}", f'edit("{path}", {how})', _edit(path, _HOW[how])
+
+
+def _from_where_they_part(first: str, second: str) -> str:
+    """The second path without the modules that it has in common with the first."""
+    shared = 0
+    pairs = list(zip(first.split("."), second.split("."), strict=False))
+    while shared < len(pairs) - 1 and pairs[shared][0] == pairs[shared][1]:
+        shared += 1
+    return ".".join(second.split(".")[shared:])
 
 
 def _shapes(module: nn.Module) -> dict[str, torch.Size]:

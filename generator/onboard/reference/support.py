@@ -179,9 +179,9 @@ def left_alone(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> list[di
     values = [{name: parameter.clone() for name, parameter in one.items()} for one in made]
     for parameter in made[0].values():
         parameter.fill_(torch.nan)
-        parameter._is_hf_initialized = False  # type: ignore[attr-defined]
+        parameter._is_hf_initialized = False
     for module in models[0].modules():
-        module._is_hf_initialized = False  # type: ignore[assignment]
+        module._is_hf_initialized = False
     models[0].initialize_weights()
     endings: dict[str, set[float]] = {}
     for name, parameter in made[0].items():

@@ -90,7 +90,7 @@ class ReusedSpec:
         embedding, head, layers: paths in the reference.
         keep_in_fp32: parts of names of parameters that transformers keeps in fp32 whatever the dtype.
         created_in_fp32: whether the class creates a parameter in fp32 whatever the dtype.
-        left_alone: parameters that transformers leaves as a constructor made them, which the generated class initialises.
+        left_alone: parameters that transformers leaves as a constructor made them, and the package initialises.
         block_mask: whether a mask of documents keeps them apart in every layer.
         real_names: names on disk of the real model's tensors, None where that is not known.
         unproven: what the reference itself cannot do, and why.
