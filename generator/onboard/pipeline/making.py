@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from onboard.errors import UsageError
+from onboard.errors import Unsupported, UsageError
 from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
@@ -18,8 +18,10 @@ from onboard.plan.lock import drift, file_hashes, read_lock, render_lock
 from onboard.plan.targets import Layout, find_checkout, header_from, layout, license_header
 from onboard.reference.ask import ask_reference
 from onboard.render.package import Rendered, Work, render, render_review
+from onboard.render.reused import render_reused, render_reused_review
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
+from onboard.spec.reused import ReusedSpec, describe
 from onboard.spec.validate import check_config
 from onboard.verify.progress import Progress
 from onboard.verify.run import ProofResult, run_tests
@@ -69,22 +71,14 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     require_dense(source)
     check_config(source.decoder)
     name, prefix = class_names(source, request.name)
-    if request.style == "reuse":
-        raise UsageError(
-            "--style reuse is not there yet",
-            "this version writes native modules only, each confirmed by numbers",
-            "leave --style out",
-        )
     root, places = _place(request, source, name)
     if not request.dry_run and not request.force:
         _refuse_existing(root, places)
     progress.done(f"{source.kind.kind}, {source.kind.architecture}")
 
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
-    measured = ask_reference(source.decoder, source.architecture, source.kind.model_type)
-    spec = derive(source.decoder, source.architecture, source.model_type, measured)
-    spec = replace(spec, review=(*published_tensors(source, spec), *spec.review))
-    progress.done("every part explained")
+    spec, measured = _understand(source, request.style)
+    progress.done(_understood(spec))
 
     progress.start("rendering")
     work = Work(
@@ -99,7 +93,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         builtin=is_builtin(source.architecture),
         versions=versions(),
     )
-    rendered = render(work)
+    rendered = render_reused(work, spec) if isinstance(spec, ReusedSpec) else render(work)
     plan = _plan(request, source, work, rendered, root)
     progress.done(f"{len(plan.changes)} files")
     rows = plan.summary()
@@ -119,6 +113,36 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         payload |= result.as_json()
         status = result.exit_status
     return NewResult(payload, status, diff, rows)
+
+
+def _understand(source: Read, style: str) -> tuple[ArchSpec | ReusedSpec, dict[str, Any]]:
+    """What is written: native parts where all are explained, else, unless ``--style native``, a reused decoder.
+
+    Raises:
+        Unsupported: neither can be written, with the reason.
+    """
+    named = (source.decoder, source.architecture, source.kind.model_type)
+    measured = ask_reference(*named, style)
+    if "reuse" not in measured:
+        try:
+            spec = derive(source.decoder, source.architecture, source.model_type, measured)
+            return replace(spec, review=(*published_tensors(source, spec), *spec.review)), measured
+        except Unsupported as error:
+            if style == "native":
+                raise
+            problem = {"part": "architecture", "what": f"{error.what} {error.why}", "nearest": []}
+            measured = ask_reference(*named, "reuse", problem)
+    tensors = source.facts.tensors
+    published = None if tensors is None else [tensor.name for tensor in tensors]
+    return describe(source.decoder, source.architecture, source.model_type, measured, published), measured
+
+
+def _understood(spec: ArchSpec | ReusedSpec) -> str:
+    if not isinstance(spec, ReusedSpec):
+        return "every part explained"
+    what = "decoder" if spec.level == "decoder" else "model"
+    novel = ", ".join(module.path for module in spec.novel)
+    return f"the {what} is reused; novel: {novel}" if novel else f"the {what} is reused"
 
 
 def _refuse_existing(root: Path, places: Layout) -> None:
@@ -212,7 +236,8 @@ def _record(plan: Plan, work: Work, result: ProofResult) -> None:
     """Write the results into REVIEW.md, and its new hash into the lock; both or neither."""
     places = work.layout
     texts = {change.path: change.content for change in plan.changes}
-    review = render_review(work, result)
+    spec = work.spec
+    review = render_reused_review(work, spec, result) if isinstance(spec, ReusedSpec) else render_review(work, result)
     lock = json.loads(texts[places.lock])
     lock["files"][places.review] = sha256(review.encode())
     edits = (
@@ -242,7 +267,14 @@ def is_builtin(architecture: str) -> bool:
 
 
 def _payload(
-    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, *, trusted: bool
+    source: Read,
+    spec: ArchSpec | ReusedSpec,
+    work: Work,
+    rendered: Rendered,
+    plan: Plan,
+    backup: Path | None,
+    *,
+    trusted: bool,
 ) -> dict[str, Any]:
     places = work.layout
     counts = {
@@ -254,6 +286,10 @@ def _payload(
             f"NeMo AutoModel has {source.architecture} built in, and a built-in class wins over an entry point: "
             "register this one with exist_ok=True (see the project's README)."
         )
+    if isinstance(spec, ReusedSpec):
+        warnings += [
+            f"{one.path} is novel and reused from transformers ({one.why}): review it first" for one in spec.novel
+        ]
     if trusted:
         warnings.append(
             "--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run"

@@ -16,23 +16,41 @@ from onboard.facts._text import shown
 TIMEOUT_SECONDS = 300
 
 
-def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str | None) -> dict[str, Any]:
+def ask_reference(
+    config: Mapping[str, Any],
+    architecture: str,
+    model_type: str | None,
+    style: str = "native",
+    problem: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Measure transformers' own implementation of a model at tiny size.
 
     Args:
         config: the decoder's part of config.json.
         architecture: name of the architecture, already checked to be an identifier.
         model_type: config.json's ``model_type``.
+        style: ``native``: every part has to be explained; ``reuse``: what a package needs that reuses transformers'
+            modules; ``auto``: the latter where the former fails.
+        problem: why parts are reused, where that is known already.
 
     Returns:
-        What the probe found, plus ``origin``: how a report names the measurement.
+        What the probe found, plus ``origin``: how a report names the measurement. It has a key ``reuse`` where the
+        package is to reuse transformers' modules.
 
     Raises:
         Unsupported: transformers has no class for it, refuses the config, or a part of it is not explained.
         UsageError: a key or value that no decoder can have.
         OnboardError: the subprocess broke.
     """
-    request = json.dumps({"architecture": architecture, "model_type": model_type, "config": config})
+    request = json.dumps(
+        {
+            "architecture": architecture,
+            "model_type": model_type,
+            "config": config,
+            "style": style,
+            "problem": problem,
+        }
+    )
     try:
         done = subprocess.run(
             command("onboard.reference.probe", answers=True),

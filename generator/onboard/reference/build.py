@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from onboard.facts._text import shown
+from onboard.reference.meanings import read
 from onboard.spec.keys import data_keys
 
 
@@ -92,7 +93,7 @@ def _declared_values(config_class: Any, raw: Mapping[str, Any], declared: set[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = config_class.from_dict(data_keys(raw))
-    return {name: getattr(config, name, None) for name in declared}
+    return {name: read(config, name) for name in declared}
 
 
 def build(

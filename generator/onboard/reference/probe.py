@@ -1,6 +1,7 @@
 """The subprocess: builds the tiny reference, confirms a hypothesis for each of its parts, prints JSON.
 
-``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config"}``.
+``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config",
+"style"}``.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import record
+from onboard.reference.reuse import measure_reuse
 from onboard.reference.roles import Roles, Unexplained, find_roles
 from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
@@ -124,6 +126,31 @@ def _norms(model: PreTrainedModel, modules: list[dict[str, Any]]) -> dict[str, t
                 path = entry["reference"].replace("{layer}", str(layer))
                 out[path] = model.get_submodule(path)
     return out
+
+
+def reuse(
+    architecture: str, model_type: str | None, raw: dict[str, Any], problem: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Measure what a package needs that reuses the reference's modules; see :func:`.reuse.measure_reuse`.
+
+    Raises:
+        NoReference: as :func:`probe`.
+        Unexplained: the tiny model cannot be built, or its checkpoint's layout is not understood.
+    """
+    cls = find_class(architecture, model_type)
+    check_keys(cls.config_class, raw)
+    real = read_config(cls, raw)
+    check_values(real)
+    fields, _ = _tiny_model(cls, real)
+    return {
+        "transformers": transformers.__version__,
+        "reference_class": cls.__name__,
+        "config_class": cls.config_class.__name__,
+        "tiny": fields,
+        "real": _real(cls, real, raw),
+        "problem": problem,
+        "reuse": measure_reuse(cls, real, fields, problem),
+    }
 
 
 def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dict[str, Any], PreTrainedModel]:
@@ -248,10 +275,17 @@ def _check_modules(parameters: Mapping[str, Any], modules: list[dict[str, Any]])
 
 
 def answer(request: Mapping[str, Any]) -> str:
-    """The JSON that answers a request: what was measured, or the error."""
+    """The JSON that answers a request: what was measured, or the error.
+
+    ``style`` says what to measure: ``native`` the parts of the model, ``reuse`` what a package needs that reuses
+    them, and
+    ``auto`` the latter where the former fails.
+    """
+    named = (request["architecture"], request["model_type"], request["config"])
+    style = request.get("style", "native")
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return json.dumps(probe(request["architecture"], request["model_type"], request["config"]))
+            return json.dumps(probe(*named) if style != "reuse" else reuse(*named, request.get("problem")))
     except NoReference as error:
         refusal: dict[str, Any] = {"error": "no_reference", "what": str(error)}
     except Unexplained as error:
@@ -261,6 +295,11 @@ def answer(request: Mapping[str, Any]) -> str:
     except Exception as error:
         traceback.print_exc()
         refusal = {"error": "failed", "what": f"{type(error).__name__}: {error}"[:300]}
+    if style == "auto" and refusal["error"] in ("unexplained", "failed"):
+        problem = {"part": "architecture", "nearest": [], **refusal}
+        second = answer({**request, "style": "reuse", "problem": problem})
+        if "error" not in json.loads(second):
+            return second
     return json.dumps(refusal)
 
 
