@@ -47,8 +47,8 @@ def test_gate_and_up_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
 
     monkeypatch.setattr(llama.LlamaMLP, "forward", forward)
-    found = measure()["mlp"]
-    assert (found["gate_proj"], found["up_proj"]) == ("up_proj", "gate_proj")
+    native = {row["reference"].rpartition(".")[2]: row["native"][0].rpartition(".")[2] for row in measure()["modules"]}
+    assert (native["gate_proj"], native["up_proj"]) == ("up_proj", "gate_proj")
 
 
 def unrotated(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -130,9 +130,9 @@ def test_a_scaled_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"architecture": "NoSuchForCausalLM", "model_type": None, "config": RAW}, "no_reference", None),
         (
-            {"architecture": "CohereForCausalLM", "model_type": "cohere", "config": {"model_type": "cohere"}},
+            {"architecture": "YoutuForCausalLM", "model_type": "youtu", "config": {"model_type": "youtu"}},
             "unexplained",
-            "norm",
+            "attention",
         ),
         (
             {"architecture": "LlamaForCausalLM", "model_type": "llama", "config": {**RAW, "num_key_value_heads": 3}},
