@@ -34,9 +34,6 @@ PAGE = REPOSITORY / "docs" / "coverage.md"
 BEGIN, END = "<!-- begin: scripts/sweep.py -->\n", "<!-- end: scripts/sweep.py -->\n"
 BEGIN_CONFIGS = "<!-- begin: scripts/sweep.py --configs -->\n"
 END_CONFIGS = "<!-- end: scripts/sweep.py --configs -->\n"
-    "<!-- begin: scripts/sweep.py --configs -->\n",
-    "<!-- end: scripts/sweep.py --configs -->\n",
-)
 TIMEOUT_SECONDS = 600
 HEAD = (
     "| model type | architecture | result | tests passed, failed, skipped | largest logit difference | mutants caught "
