@@ -1,129 +1,219 @@
-"""Hypotheses on the order of a decoder layer, and on what stands before the first and after the last."""
+"""Hypotheses on the order of a decoder layer: sequential or parallel branches, where their norms stand, multipliers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.record import Recording, close
-from onboard.reference.roles import Roles, Unexplained
+from onboard.reference.roles import LINEAR, Roles, Unexplained, is_norm
+
+PLACES = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
 
 
-def explain_block(layer: nn.Module, index: int, roles: Roles, recording: Recording) -> dict[str, Any]:
-    """Place each norm of a layer by what it takes and what takes its output, then check both residual additions.
+@dataclass(frozen=True)
+class Branches:
+    """What was recorded of one layer: its input and output, and the two branches at their projections' own ends.
+
+    So it does not matter which module adds the residual, or where a dropout stands.
+
+    Args:
+        x, y: the layer's input and output ``[B, S, H]``.
+        attention_in, attention_out: what the first projection of the attention takes, what the last gives.
+        mlp_in, mlp_out: the same of the MLP.
+        norms: the layer's other norms: path within the layer, input, output.
+    """
+
+    x: torch.Tensor
+    y: torch.Tensor
+    attention_in: torch.Tensor
+    attention_out: torch.Tensor
+    mlp_in: torch.Tensor
+    mlp_out: torch.Tensor
+    norms: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: int) -> Branches:
+    """Sort what was recorded of a layer."""
+    layer = roles.layer(index)
+    x = recording[layer].x
+    linears = [
+        path
+        for path in recording
+        if path.startswith(f"{layer}.{roles.attention}.") and isinstance(model.get_submodule(path), LINEAR)
+    ]
+    mlp = [f"{layer}.{name}" for name in roles.mlp_linears]
+    norms = {
+        path.removeprefix(f"{layer}."): (call.x, call.output)
+        for path, call in recording.items()
+        if path.startswith(f"{layer}.")
+        and not path.startswith(f"{layer}.{roles.attention}.")
+        and is_norm(model.get_submodule(path), call.x, call.output)
+        and call.output.numel() == x.numel()
+        and not torch.equal(call.output.reshape(-1), recording[mlp[-1]].x.reshape(-1))
+    }
+    return Branches(
+        x=x,
+        y=recording[layer].output,
+        attention_in=recording[linears[0]].x.reshape(x.shape),
+        attention_out=recording[linears[-1]].output.reshape(x.shape),
+        mlp_in=recording[mlp[0]].x.reshape(x.shape),
+        mlp_out=recording[mlp[-1]].output.reshape(x.shape),
+        norms={name: (a.reshape(x.shape), b.reshape(x.shape)) for name, (a, b) in norms.items()},
+    )
+
+
+def explain_blocks(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[str, Any]:
+    """The order of the layers, the same for all.
+
+    Returns:
+        ``block`` and ``modules`` of the measurement.
 
     Raises:
-        Unexplained: the layer is not ``h = x + post(attention(pre(x)))``, ``y = h + post(mlp(pre(h)))``.
+        Unexplained: layers differ, or are none of the orders that are known.
     """
-    path = roles.layer(index)
-    x, y = recording[path].x, recording[path].output
-    attention, mlp = recording[f"{path}.{roles.attention}"], recording[f"{path}.{roles.mlp}"]
-    # A norm that is there and never called is at no place.
-    norms = {name: recording[f"{path}.{name}"] for name in roles.norms if f"{path}.{name}" in recording}
+    found = [
+        explain_block(branches(model, roles, recording, index), roles.layer(index), model.config)
+        for index in range(len(model.get_submodule(roles.layers)))
+    ]
+    if len({str({**block, "difference": 0}) for block in found}) > 1:
+        raise Unexplained("block", "layers differ in the order of their norms")
+    block = {**found[0], "difference": max(one["difference"] for one in found)}
+    modules = [
+        {"reference": f"{roles.layers}.{{layer}}.{name}", "native": [native], "transposed": False, "groups": "1"}
+        for place, name in block.pop("reference_norms").items()
+        for native in [f"model.layers.{{layer}}.{block[place]}"]
+    ]
+    return {"block": block, "modules": modules}
 
-    def feeding(target: torch.Tensor) -> str | None:
-        return next((name for name, call in norms.items() if torch.equal(call.output, target)), None)
+
+def explain_block(layer: Branches, path: str, config: PretrainedConfig) -> dict[str, Any]:
+    """Place each norm by what it takes and what takes its output, then check the additions.
+
+    Raises:
+        Unexplained: no order fits, or a norm stands at no known place.
+    """
+    nearest: list[tuple[float, str]] = []
+    for multiplier, value in multipliers(config).items():
+        for parallel, late in ((False, False), (False, True), (True, False)):
+            places = _places(layer, value, parallel, late)
+            if sorted(name for name in places.values() if name) != sorted(layer.norms):
+                continue
+            difference, miss = _check(layer, places, value, parallel, late)
+            if difference is not None:
+                names = native_norms(places)
+                return {
+                    "parallel": parallel,
+                    "norm_after_residual": late,
+                    **names,
+                    "multiplier": None if multiplier == "1.0" else multiplier,
+                    "reference_norms": {place: name for place, name in places.items() if name},
+                    "difference": difference,
+                }
+            order = "parallel" if parallel else "sequential, late norms" if late else "sequential"
+            nearest.append((miss, f"{order}, branches times {multiplier}: {miss:.2g}"))
+    if not nearest:
+        raise Unexplained("block", f"norms {sorted(layer.norms)} of {path} do not all stand at known places")
+    raise Unexplained(
+        "block", f"{path} is none of the orders that are known", tuple(text for _, text in sorted(nearest)[:3])
+    )
+
+
+def native_norms(places: dict[str, str | None]) -> dict[str, str | None]:
+    """Native name of the norm at each place; see the naming in ``spec/arch.py``."""
+    names: dict[str, str | None] = dict.fromkeys(PLACES)
+    if places["pre_attention_norm"]:
+        names["pre_attention_norm"] = "input_layernorm"
+    if places["post_attention_norm"]:
+        names["post_attention_norm"] = "post_attention_layernorm"
+    if places["pre_mlp_norm"]:
+        taken = places["post_attention_norm"] is not None
+        names["pre_mlp_norm"] = "pre_feedforward_layernorm" if taken else "post_attention_layernorm"
+    if places["post_mlp_norm"]:
+        names["post_mlp_norm"] = "post_feedforward_layernorm"
+    return names
+
+
+def multipliers(config: PretrainedConfig) -> dict[str, float]:
+    """Python expression to factor on the branches, one first."""
+    numbers = {
+        f"config.{name}": float(value)
+        for name, value in vars(config).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value and not name.startswith("_")
+    }
+    depth = config.num_hidden_layers
+    scaled = {
+        f"{text} / config.num_hidden_layers**0.5": value / depth**0.5
+        for text, value in numbers.items()
+        if isinstance(value, float) and "scale" in text
+    }
+    named = {text: value for text, value in numbers.items() if any(word in text for word in ("multiplier", "scal"))}
+    first: dict[float, str] = {}
+    for text, value in ({"1.0": 1.0} | named | scaled).items():
+        first.setdefault(value, text)
+    return {text: value for value, text in first.items()}
+
+
+def _places(layer: Branches, factor: float, parallel: bool, late: bool) -> dict[str, str | None]:
+    def feeding(target: torch.Tensor, source: torch.Tensor) -> str | None:
+        return next(
+            (
+                name
+                for name, (x, out) in layer.norms.items()
+                if close(out, target) is not None and close(x, source) is not None
+            ),
+            None,
+        )
 
     def fed_by(source: torch.Tensor) -> str | None:
-        return next((name for name, call in norms.items() if torch.equal(call.x, source)), None)
+        return next((name for name, (x, _) in layer.norms.items() if close(x, source) is not None), None)
 
-    pre_attention, pre_mlp = feeding(attention.x), feeding(mlp.x)
-    post_attention, post_mlp = fed_by(attention.output), fed_by(mlp.output)
-    placed = [name for name in (pre_attention, post_attention, pre_mlp, post_mlp) if name]
-    if sorted(placed) != sorted(roles.norms):
-        raise Unexplained("block", f"norms {sorted(set(roles.norms) - set(placed))} stand at no known place in {path}")
-    middle = x + (norms[post_attention].output if post_attention else attention.output)
-    end = middle + (norms[post_mlp].output if post_mlp else mlp.output)
-    before_mlp = norms[pre_mlp].x if pre_mlp else mlp.x
-    differences = (
-        close(middle, before_mlp),
-        close(end, y),
-        close(x, norms[pre_attention].x if pre_attention else attention.x),
-    )
-    if any(difference is None for difference in differences):
-        raise Unexplained(
-            "block", f"{path} is not two residual branches after one another", ("parallel", "scaled residual")
-        )
+    pre_attention = feeding(layer.attention_in, layer.x)
+    if late:
+        post_attention = fed_by(layer.x + factor * layer.attention_out)
+        middle = layer.norms[post_attention][1] if post_attention else layer.x + factor * layer.attention_out
+        pre_mlp = feeding(layer.mlp_in, middle)
+        post_mlp = fed_by(middle + factor * layer.mlp_out)
+    else:
+        post_attention = fed_by(layer.attention_out)
+        branch = layer.norms[post_attention][1] if post_attention else layer.attention_out
+        middle = layer.x if parallel else layer.x + factor * branch
+        pre_mlp = feeding(layer.mlp_in, middle)
+        post_mlp = fed_by(layer.mlp_out)
+    if parallel and pre_mlp == pre_attention:
+        pre_mlp = None
     return {
         "pre_attention_norm": pre_attention,
         "post_attention_norm": post_attention,
         "pre_mlp_norm": pre_mlp,
         "post_mlp_norm": post_mlp,
-        "difference": max(difference for difference in differences if difference is not None),
     }
 
 
-def explain_dropout(layer: nn.Module, roles: Roles, config: PretrainedConfig) -> dict[str, Any]:
-    """Dropout on the two residual branches, and the config key of its probability.
+def _check(
+    layer: Branches, places: dict[str, str | None], factor: float, parallel: bool, late: bool
+) -> tuple[float | None, float]:
+    """The largest difference of this order to what was recorded, None where it does not fit; and how far it misses."""
 
-    Raises:
-        Unexplained: dropouts that are not one per branch.
-    """
-    if not roles.dropouts:
-        return {"dropout_key": None, "attention_dropout": None, "mlp_dropout": None}
-    keys = [
-        name
-        for name in vars(config)
-        if name in ("resid_pdrop", "hidden_dropout", "residual_dropout", "hidden_dropout_prob")
-    ]
-    if len(roles.dropouts) != 2 or len(keys) != 1:
-        raise Unexplained("block", f"dropouts {roles.dropouts} with config keys {keys}")
-    first, second = roles.dropouts
-    return {"dropout_key": keys[0], "attention_dropout": first, "mlp_dropout": second}
+    def after(place: str, state: torch.Tensor) -> torch.Tensor:
+        name = places[place]
+        return layer.norms[name][1] if name else state
 
-
-def explain_embedding(
-    model: PreTrainedModel, input_ids: torch.Tensor, roles: Roles, recording: Recording
-) -> dict[str, Any]:
-    """Find the constant between the embedding's rows and the first layer's input.
-
-    Raises:
-        Unexplained: they differ by more than a constant that the config gives.
-    """
-    rows = model.get_input_embeddings().weight[input_ids]
-    found = recording[roles.layer(0)].x
-    config = model.config
-    candidates: dict[str | None, float] = {None: 1.0, "config.hidden_size**0.5": config.hidden_size**0.5}
-    candidates |= {
-        f"config.{name}": float(value)
-        for name, value in vars(config).items()
-        if isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and "emb" in name
-        and name.endswith(("scale", "multiplier"))
-    }
-    for expression, value in candidates.items():
-        difference = close(rows * value, found)
-        if difference is not None:
-            return {"scale": expression, "difference": difference}
-    raise Unexplained(
-        "embedding", "the first layer's input is not the embedding times a known constant", tuple(map(str, candidates))
-    )
-
-
-def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, recording: Recording) -> dict[str, Any]:
-    """Check that the logits are the head's output on the final norm, capped where the config says so.
-
-    Raises:
-        Unexplained: they are not.
-    """
-    head = recording[roles.head]
-    if close(recording[roles.final_norm].output, head.x) is None:
-        raise Unexplained("head", "the head does not take the final norm's output")
-    caps: dict[str | None, float] = {
-        name: float(value)
-        for name, value in vars(model.config).items()
-        if "softcap" in name and isinstance(value, (int, float)) and not isinstance(value, bool)
-    }
-    bias = getattr(model.get_output_embeddings(), "bias", None) is not None
-    difference = close(head.output, logits)
-    if difference is not None:
-        return {"softcap_key": None, "bias": bias, "difference": difference}
-    for key, cap in caps.items():
-        difference = close(cap * torch.tanh(head.output / cap), logits)
-        if difference is not None:
-            return {"softcap_key": key, "bias": bias, "difference": difference}
-    raise Unexplained("head", "the logits are not the head's output", tuple(str(key) for key in caps))
+    first = after("pre_attention_norm", layer.x)
+    if late:
+        middle = after("post_attention_norm", layer.x + factor * layer.attention_out)
+        end = after("post_mlp_norm", middle + factor * layer.mlp_out)
+    else:
+        branch = factor * after("post_attention_norm", layer.attention_out)
+        middle = layer.x + branch
+        end = (layer.x + branch if parallel else middle) + factor * after("post_mlp_norm", layer.mlp_out)
+    source = first if parallel and places["pre_mlp_norm"] is None else after("pre_mlp_norm", middle)
+    pairs = ((first, layer.attention_in), (source, layer.mlp_in), (end, layer.y))
+    differences = [close(mine, theirs) for mine, theirs in pairs]
+    miss = max((mine - theirs).abs().max().item() for mine, theirs in pairs)
+    if any(difference is None for difference in differences):
+        return None, miss
+    return max(difference for difference in differences if difference is not None), miss

@@ -96,10 +96,12 @@ def _declared_values(config_class: Any, raw: Mapping[str, Any], declared: set[st
     return {name: read(config, name) for name in declared}
 
 
-def build(cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
+def build(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], seed: int = 0, attention: str = "eager"
+) -> PreTrainedModel:
     """Build the reference from constructor arguments of its config, in fp32 on the CPU, with randomised weights."""
     config = cls.config_class(**fields)
-    config._attn_implementation = "eager"
+    config._attn_implementation = attention
     torch.manual_seed(seed)
     model = cls(config).float().eval()
     randomise(model, seed)
@@ -152,3 +154,22 @@ def disk_tensors(model: PreTrainedModel, folder: Path) -> dict[str, list[int]]:
 
 def _one_line(error: BaseException) -> str:
     return shown(" ".join(str(error).split()) or type(error).__name__, 300)
+
+
+def names_on_disk(model: PreTrainedModel, folder: Path) -> dict[str, str]:
+    """Parameter name in memory to tensor name on disk, of a model that was saved to a folder.
+
+    They are matched by their values, which are random; parameters that a file stores in another layout are left out.
+    """
+    stored: dict[tuple[int, ...], list[tuple[str, torch.Tensor]]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 -- no mapping, an iterator of its own
+                tensor = tensors.get_tensor(name)
+                stored.setdefault(tuple(tensor.shape), []).append((name, tensor))
+    out = {}
+    for name, parameter in model.named_parameters():
+        same = [disk for disk, tensor in stored.get(tuple(parameter.shape), ()) if torch.equal(tensor, parameter)]
+        if same:
+            out[name] = name if name in same else same[0]
+    return out

@@ -43,18 +43,22 @@ def live_fields(
         input_ids: ``[1, S]``.
 
     Returns:
-        Field name to ``{"effect", "added", "removed"}`` for those with an effect: ``logits`` (the output changes),
+        Field name to ``{"effect", "added", "removed", "other"}`` for those with an effect, ``other`` the value that
+        showed it: ``logits`` (the output changes),
         ``parameters`` (parameters appear or vanish), ``training`` (only in training mode: a dropout) or ``unvaried``
         (the reference took no other value that was tried, so nothing is known).
     """
+    renamed = cls.config_class.attribute_map
+    explained = _EXPLAINED | {renamed[name] for name in _EXPLAINED if name in renamed}
     base_parameters, base_logits = _run(cls, fields, input_ids)
     live: dict[str, dict[str, Any]] = {}
+    dropouts = {name: 0.0 for name, value in fields.items() if _is_dropout(name) and isinstance(value, (int, float))}
     for name, value in fields.items():
-        if name in _EXPLAINED:
+        if name in explained:
             continue
-        if "dropout" in name or "pdrop" in name or name.endswith("_drop"):
-            if _drops(cls, {**fields, name: 0.5}, input_ids, base_logits):
-                live[name] = {"effect": "training", "added": [], "removed": []}
+        if _is_dropout(name):
+            if _drops(cls, {**fields, **dropouts, name: 0.5}, input_ids, base_logits):
+                live[name] = {"effect": "training", "added": [], "removed": [], "other": 0.5}
             continue
         varied = False
         for other in _others(value):
@@ -65,13 +69,17 @@ def live_fields(
             varied = True
             added, removed = sorted(parameters - base_parameters), sorted(base_parameters - parameters)
             if added or removed:
-                live[name] = {"effect": "parameters", "added": added, "removed": removed}
+                live[name] = {"effect": "parameters", "added": added, "removed": removed, "other": other}
             elif not torch.equal(logits, base_logits):
-                live[name] = {"effect": "logits", "added": [], "removed": []}
+                live[name] = {"effect": "logits", "added": [], "removed": [], "other": other}
             break
         if not varied:
             live[name] = {"effect": "unvaried", "added": [], "removed": []}
     return live
+
+
+def _is_dropout(name: str) -> bool:
+    return "dropout" in name or "pdrop" in name or name.endswith(("_drop", "layerdrop"))
 
 
 def _others(value: Any) -> list[Any]:

@@ -1,80 +1,230 @@
-"""Hypotheses on the feed-forward network: gated, with separate or fused projections, each activation of the config."""
+"""Hypotheses on the feed-forward network: gated or plain, separate or fused projections, activation, inner norm."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.pytorch_utils import Conv1D
 
+from onboard.reference.build import build
+from onboard.reference.meanings import spelling
+from onboard.reference.norms import explain_norms
 from onboard.reference.record import Recording, close
-from onboard.reference.roles import LINEAR, Unexplained
+from onboard.reference.roles import Roles, Unexplained, is_norm
+
+# Of functions that are equal, the name to write down where no field of the config gives one.
+_PREFERRED = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
 
 
 @torch.no_grad()
-def explain_mlp(mlp: nn.Module, path: str, recording: Recording, config: PretrainedConfig) -> dict[str, Any]:
-    """Find the formula that reproduces one MLP.
+def explain_mlps(
+    cls: type[PreTrainedModel],
+    fields: dict[str, Any],
+    model: PreTrainedModel,
+    roles: Roles,
+    recording: Recording,
+    input_ids: torch.Tensor,
+) -> dict[str, Any]:
+    """Find the formula that reproduces every layer's MLP.
 
     Returns:
-        ``fused`` or ``gate_proj`` and ``up_proj``; ``down_proj``; ``activation`` and its ``activation_key``;
-        ``bias`` of each projection; the ``difference``.
+        ``mlp`` and ``modules`` of the measurement.
+
+    Raises:
+        Unexplained: none or several candidates fit, or layers differ.
+    """
+    found = []
+    for index in range(len(model.get_submodule(roles.layers))):
+        found.append(explain_mlp(model, roles, recording, index))
+    if len({str({**one, "difference": 0}) for one in found}) > 1:
+        raise Unexplained("mlp", "layers differ in their MLPs")
+    mlp = {**found[0], "difference": max(one["difference"] for one in found)}
+    modules = mlp.pop("modules")
+    key = mlp["activation_key"]
+    if key and not _reads_activation(cls, fields, key, input_ids):
+        mlp["activation_key"] = None
+    return {"mlp": mlp, "modules": modules}
+
+
+def explain_mlp(model: PreTrainedModel, roles: Roles, recording: Recording, index: int) -> dict[str, Any]:
+    """Find the formula that reproduces one MLP, at what its last projection takes.
 
     Raises:
         Unexplained: none or several candidates fit.
     """
-    call = recording[path]
-    linears = {name: module for name, module in mlp.named_modules() if isinstance(module, LINEAR)}
-    ins = [name for name in linears if torch.equal(recording[f"{path}.{name}"].x, call.x)]
-    outs = [name for name in linears if name not in ins]
-    activations = {
+    layer = roles.layer(index)
+    paths = [f"{layer}.{name}" for name in roles.mlp_linears]
+    linears = {path: model.get_submodule(path) for path in paths}
+    *ins, down = paths
+    if not ins or any(not torch.equal(recording[path].x, recording[ins[0]].x) for path in ins):
+        raise Unexplained("mlp", f"{len(paths)} projections in {layer} are no MLP of one step")
+    target, inner = _inner_norm(model, roles, recording, layer, recording[down].x)
+    width = target.shape[-1]
+    config = model.config
+    fits: list[dict[str, Any]] = []
+    nearest: list[tuple[float, str]] = []
+    for parts, gate, up in _gates(ins, recording, width):
+        for name, key, act in activations(config, model.get_submodule(layer)):
+            hidden = act(gate) if up is None else act(gate) * up
+            difference = close(hidden, target.reshape(hidden.shape))
+            if difference is None:
+                miss = (hidden - target.reshape(hidden.shape)).abs().max().item()
+                nearest.append((miss, f"{'plain' if up is None else 'gated'} {name}: {miss:.2g}"))
+                continue
+            fits.append({"parts": parts, "activation": name, "activation_key": key, "difference": difference})
+    if not fits:
+        raise Unexplained(
+            "mlp", f"no candidate reproduces the MLP of {layer}", tuple(text for _, text in sorted(nearest)[:3])
+        )
+    fit = _choose(fits, nearest)
+    biases = {path: getattr(module, "bias", None) is not None for path, module in linears.items()}
+    if len({biases[path] for path in ins}) > 1:
+        raise Unexplained("mlp", f"of gate and up one has a bias: {biases}")
+    native = "model.layers.{layer}.mlp"
+    pattern = f"{roles.layers}.{{layer}}"
+    modules = [
+        _module(path.replace(layer, pattern, 1), [f"{native}.{part}" for part in parts], linears[path])
+        for path, parts in fit.pop("parts").items()
+    ]
+    modules.append(_module(down.replace(layer, pattern, 1), [f"{native}.down_proj"], linears[down]))
+    inner_norm = None
+    if inner is not None:
+        inner_norm = explain_norms({inner: model.get_submodule(inner)}, width, config)
+        inner_norm.pop("difference")
+        modules.append(_module(inner.replace(layer, pattern, 1), [f"{native}.inner_norm"], nn.Identity()))
+    own = _parametric(model, layer, fit["activation"])
+    if own is not None:
+        modules.append(_module(own.replace(layer, pattern, 1), [f"{native}.act_fn"], nn.Identity()))
+    gated = any("gate_proj" in name for entry in modules for name in entry["native"])
+    return {
+        "gated": gated,
+        "intermediate_size": size_expression(config, width),
+        "biases": {"up": biases[ins[0]], "down": biases[down]},
+        **fit,
+        "activation_parameters": own is not None,
+        "inner_norm": inner_norm,
+        "modules": modules,
+    }
+
+
+def _module(reference: str, native: list[str], module: nn.Module) -> dict[str, Any]:
+    return {"reference": reference, "native": native, "transposed": isinstance(module, Conv1D), "groups": "1"}
+
+
+def _gates(
+    ins: list[str], recording: Recording, width: int
+) -> Iterator[tuple[dict[str, tuple[str, ...]], torch.Tensor, torch.Tensor | None]]:
+    """Ways to read the projections: which parts each holds, what the activation takes, what it is multiplied with."""
+    outputs = {path: recording[path].output for path in ins}
+    if len(ins) == 2 and all(output.shape[-1] == width for output in outputs.values()):
+        for gate, up in (ins, ins[::-1]):
+            yield {gate: ("gate_proj",), up: ("up_proj",)}, outputs[gate], outputs[up]
+    elif len(ins) == 1 and outputs[ins[0]].shape[-1] == 2 * width:
+        first, second = outputs[ins[0]].chunk(2, dim=-1)
+        yield {ins[0]: ("gate_proj", "up_proj")}, first, second
+        yield {ins[0]: ("up_proj", "gate_proj")}, second, first
+    elif len(ins) == 1 and outputs[ins[0]].shape[-1] == width:
+        yield {ins[0]: ("up_proj",)}, outputs[ins[0]], None
+    else:
+        widths = [output.shape[-1] for output in outputs.values()]
+        raise Unexplained("mlp", f"projections of widths {widths} into {width}")
+
+
+def _inner_norm(
+    model: PreTrainedModel, roles: Roles, recording: Recording, layer: str, taken: torch.Tensor
+) -> tuple[torch.Tensor, str | None]:
+    """What stands before the last projection, without the norm between, and the norm's path."""
+    for path, call in recording.items():
+        if not path.startswith(f"{layer}.") or not is_norm(model.get_submodule(path), call.x, call.output):
+            continue
+        if call.output.shape == taken.shape and torch.equal(call.output, taken):
+            return call.x, path
+    return taken, None
+
+
+def activations(
+    config: PretrainedConfig, layer: nn.Module
+) -> Iterator[tuple[str, str | None, Callable[[torch.Tensor], torch.Tensor]]]:
+    """Name, config key and function: those that the config names, then all that transformers has.
+
+    One with parameters of its own (xIELU, arXiv:2411.13010) is taken from the layer.
+    """
+    named = {
         name: value
         for name, value in vars(config).items()
         if isinstance(value, str) and value in ACT2FN and not name.startswith("_")
     }
-    if len(outs) != 1 or not activations:
-        raise Unexplained("mlp", f"{len(ins)} projections in, {len(outs)} out, activations {sorted(activations)}")
-    down = linears[outs[0]]
-    fits: list[dict[str, Any]] = []
-    for key, activation in activations.items():
-        act = ACT2FN[activation]
-        if len(ins) == 2:
-            for gate, up in (ins, ins[::-1]):
-                hidden = act(linears[gate](call.x)) * linears[up](call.x)
-                fits += _fit(
-                    down,
-                    hidden,
-                    call.output,
-                    fused=None,
-                    gate_proj=gate,
-                    up_proj=up,
-                    activation_key=key,
-                    activation=activation,
-                )
-        elif len(ins) == 1:
-            first, second = linears[ins[0]](call.x).chunk(2, dim=-1)
-            if first.shape[-1] == down.weight.shape[1]:
-                fits += _fit(
-                    down,
-                    act(first) * second,
-                    call.output,
-                    fused=ins[0],
-                    gate_proj="gate",
-                    up_proj="up",
-                    activation_key=key,
-                    activation=activation,
-                )
-    if len(fits) != 1:
+    for key, value in named.items():
+        act = ACT2FN[value]
+        own = next((module for module in layer.modules() if type(module) is type(act)), act)
+        yield value, key, own if any(True for _ in own.parameters()) else act
+    for name in (*_PREFERRED, *(name for name in ACT2FN if name not in _PREFERRED)):
+        try:
+            act = ACT2FN[name]
+        except Exception:  # one that needs arguments or a package
+            continue
+        if isinstance(act, nn.Module) and any(True for _ in act.parameters()):
+            continue
+        yield name, None, act
+
+
+def _parametric(model: PreTrainedModel, layer: str, activation: str) -> str | None:
+    """Path of a layer's activation, where it has parameters of its own."""
+    kind = type(ACT2FN[activation])
+    for name, module in model.get_submodule(layer).named_modules():
+        if type(module) is kind and any(True for _ in module.parameters()):
+            return f"{layer}.{name}"
+    return None
+
+
+def _choose(fits: list[dict[str, Any]], nearest: list[tuple[float, str]]) -> dict[str, Any]:
+    """The first fit; the others must be the same function under another name."""
+    if len({str(fit["parts"]) for fit in fits}) > 1:
         raise Unexplained(
-            "mlp", f"{len(fits)} candidates fit", tuple(f"gated, {name}" for name in activations.values())
+            "mlp", "gate and up are not told apart by the input", tuple(fit["activation"] for fit in fits)
         )
-    biased = {name: linears[name].bias is not None for name in linears}
-    if len(set(biased.values())) > 1:
-        raise Unexplained("mlp", f"some projections have a bias and some have not: {biased}")
-    return {**fits[0], "down_proj": outs[0], "bias": all(biased.values())}
+    x = torch.linspace(-6.0, 6.0, 601)
+    functions = [ACT2FN[fit["activation"]](x) for fit in fits if len(fits) > 1]
+    if any(close(one, functions[0], 2e-5) is None for one in functions):
+        raise Unexplained("mlp", "several activations fit", tuple(fit["activation"] for fit in fits))
+    return dict(fits[0])
 
 
-def _fit(down: nn.Module, hidden: torch.Tensor, output: torch.Tensor, **found: Any) -> list[dict[str, Any]]:
-    difference = close(down(hidden), output)
-    return [] if difference is None else [{**found, "difference": difference}]
+def size_expression(config: PretrainedConfig, width: int) -> str:
+    """Expression of the width of the hidden layer.
+
+    Raises:
+        Unexplained: no field of the config gives it.
+    """
+    own = spelling(config, "intermediate_size")
+    hidden = config.hidden_size
+    candidates = {f"config.{own}": getattr(config, own, None)} if own else {}
+    numbers = {
+        f"config.{name}": value
+        for name, value in vars(config).items()
+        if isinstance(value, int) and not isinstance(value, bool) and not name.startswith("_")
+    }
+    candidates |= {f"{text} * config.hidden_size": value * hidden for text, value in numbers.items() if "ratio" in text}
+    candidates["4 * config.hidden_size"] = 4 * hidden
+    candidates |= {text: value for text, value in numbers.items() if any(word in text for word in ("ff", "inner"))}
+    for text, value in candidates.items():
+        if value == width:
+            return text
+    raise Unexplained("mlp", f"no field of the config gives its width {width}")
+
+
+def _reads_activation(cls: type[PreTrainedModel], fields: dict[str, Any], key: str, input_ids: torch.Tensor) -> bool:
+    """Whether another name in that field changes the output; an architecture may fix what its config also names."""
+    if key not in fields:
+        return False
+    other = "relu" if fields[key] != "relu" else "silu"
+    try:
+        logits = [build(cls, one)(input_ids, use_cache=False).logits for one in (fields, {**fields, key: other})]
+    except Exception:  # the class takes only its own
+        return False
+    return not torch.equal(*logits)

@@ -1,4 +1,4 @@
-"""Hypotheses on norms: root mean square, with the stored weight as a scale or as an offset from one."""
+"""Hypotheses on norms: root mean square or layer norm, with or without weight and bias, the weight an offset or not."""
 
 from __future__ import annotations
 
@@ -11,53 +11,85 @@ from transformers import PretrainedConfig
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
 
+# Where no field of the config holds it, the epsilons that the field uses.
+_FIXED_EPS = (1e-5, 1e-6, 1e-8, 1e-12)
 
-def rms(x: torch.Tensor, weight: torch.Tensor, eps: float, offset: float) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * (offset + weight)`` over the last dimension (arXiv:1910.07467)."""
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * (offset + weight)
+
+def normalise(kind: str, x: torch.Tensor, eps: float) -> torch.Tensor:
+    """``rms``: ``x / sqrt(mean(x^2) + eps)`` (arXiv:1910.07467); ``layer``: centred first (arXiv:1607.06450)."""
+    if kind == "layer":
+        x = x - x.mean(-1, keepdim=True)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def eps_candidates(config: PretrainedConfig) -> dict[str, float]:
+    """Python expression to epsilon: fields of the config first, equal values once."""
+    named = {
+        f"config.{name}": value for name, value in vars(config).items() if "eps" in name and isinstance(value, float)
+    }
+    named |= {repr(value): value for value in _FIXED_EPS} | {repr(torch.finfo().eps): torch.finfo().eps}
+    first: dict[float, str] = {}
+    for expression, value in named.items():
+        first.setdefault(value, expression)
+    return {expression: value for value, expression in first.items()}
 
 
 @torch.no_grad()
-def explain_norms(modules: dict[str, nn.Module], config: PretrainedConfig) -> dict[str, Any]:
+def explain_norms(modules: dict[str, nn.Module], dim: int, config: PretrainedConfig) -> dict[str, Any]:
     """Find the one formula that reproduces every norm.
 
-    Small inputs tell the candidates for eps apart, which ordinary ones cannot.
+    Small inputs tell the candidates for eps apart, which ordinary ones cannot, and a mean tells the kinds apart.
+
+    Args:
+        modules: path to norm.
+        dim: width of those that have no weight.
+        config: the tiny config.
 
     Returns:
-        ``kind``, ``offset``, ``eps_key`` and the largest ``difference``.
+        ``kind``, ``weight``, ``bias``, ``offset``, ``eps`` and the largest ``difference``.
 
     Raises:
         Unexplained: none or several fit.
     """
-    eps_keys = [name for name, value in vars(config).items() if "eps" in name and isinstance(value, float)]
+    weighted = {name: getattr(module, "weight", None) is not None for name, module in modules.items()}
+    biased = {name: getattr(module, "bias", None) is not None for name, module in modules.items()}
+    if len(set(weighted.values())) > 1 or len(set(biased.values())) > 1:
+        raise Unexplained("norm", f"norms differ in weights or biases: {weighted}, {biased}")
+    weight, bias = all(weighted.values()), all(biased.values())
     fits: list[dict[str, Any]] = []
     nearest: list[str] = []
-    for offset in (0.0, 1.0):
-        for key in eps_keys:
-            differences = [_difference(module, offset, getattr(config, key)) for module in modules.values()]
-            if all(difference is not None for difference in differences):
-                worst = max(difference for difference in differences if difference is not None)
-                fits.append({"kind": "rms", "offset": offset, "eps_key": key, "difference": worst})
-            else:
-                missed = [name for name, difference in zip(modules, differences, strict=True) if difference is None]
-                nearest.append(f"RMS norm with weight + {offset:g} and {key}: not {', '.join(missed[:3])}")
+    epsilons = eps_candidates(config)
+    for kind in ("rms", "layer"):
+        for offset in (0.0, 1.0) if weight else (0.0,):
+            for eps, value in epsilons.items():
+                differences = [_difference(module, dim, kind, offset, value) for module in modules.values()]
+                if all(difference is not None for difference in differences):
+                    worst = max(difference for difference in differences if difference is not None)
+                    found = {"kind": kind, "weight": weight, "bias": bias, "offset": offset, "eps": eps}
+                    fits.append({**found, "difference": worst})
+                else:
+                    missed = [name for name, one in zip(modules, differences, strict=True) if one is None]
+                    nearest.append(f"{kind} norm with weight + {offset:g} and {eps}: not {', '.join(missed[:3])}")
     if not fits:
-        raise Unexplained("norm", "no candidate reproduces the norms", tuple(nearest))
-    if len({(fit["offset"], getattr(config, fit["eps_key"])) for fit in fits}) > 1:
+        raise Unexplained("norm", "no candidate reproduces the norms", tuple(nearest[:4]))
+    if len(fits) > 1:
         raise Unexplained("norm", "several candidates fit, the input does not tell them apart")
     return fits[0]
 
 
-def _difference(module: nn.Module, offset: float, eps: float) -> float | None:
-    weight = module.weight
+def _difference(module: nn.Module, dim: int, kind: str, offset: float, eps: float) -> float | None:
+    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
     generator = torch.Generator().manual_seed(1)
+    width = dim if weight is None else weight.shape[0]
     worst = 0.0
-    for size in (1.0, 1e-3):
-        x = size * torch.randn((5, weight.shape[0]), generator=generator)
-        bias = getattr(module, "bias", None)
+    for size in (1.0, 1e-3, 1e-4):
+        x = size * (torch.randn((5, width), generator=generator) + 0.3)
+        expected = normalise(kind, x, eps)
+        if weight is not None:
+            expected = expected * (offset + weight)
         if bias is not None:
-            return None
-        difference = close(rms(x, weight, eps, offset), module(x))
+            expected = expected + bias
+        difference = close(expected, module(x))
         if difference is None:
             return None
         worst = max(worst, difference)

@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import json
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -26,19 +28,29 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
-from onboard.reference.attentions import Fit, explain_attention
-from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
-from onboard.reference.build import NoReference, build, consumed_keys, disk_tensors, find_class, read_config, try_out
+from onboard.reference.attention.explain import explain_attentions
+from onboard.reference.blocks import explain_blocks
+from onboard.reference.build import (
+    NoReference,
+    build,
+    consumed_keys,
+    disk_tensors,
+    find_class,
+    names_on_disk,
+    read_config,
+    try_out,
+)
 from onboard.reference.checks import check_keys, check_values
+from onboard.reference.dropouts import explain_dropouts
+from onboard.reference.ends import explain_embedding, explain_head, pads, rounds_scale
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
-from onboard.reference.mlps import explain_mlp
+from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms
-from onboard.reference.record import Recording, record
+from onboard.reference.record import record
 from onboard.reference.reuse import measure_reuse
-from onboard.reference.roles import Roles, Unexplained, find_roles, is_norm
-from onboard.reference.ropes import STATIC_SCALINGS, explain_tables
-from onboard.reference.tiny import SEQUENCE, WINDOW, candidates
+from onboard.reference.roles import Roles, Unexplained, find_roles
+from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
 
 MEMORY_BYTES = 8 * 1024**3
@@ -65,45 +77,41 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
     input_ids = torch.randint(3, model.config.vocab_size, (1, SEQUENCE), generator=torch.Generator().manual_seed(7))
     recording, logits = record(model, input_ids=input_ids)
     roles = find_roles(model, recording)
-    head_dim = _head_dim(model.config)
-    layers = range(model.config.num_hidden_layers)
-    window = size(model.config, "sliding_window")
-    fits = [_fit(model, roles, recording, index, head_dim, window) for index in layers]
-    windowed_fields = _windowed(fields)
-    windowed = fits if windowed_fields is None else _windowed_fits(cls, windowed_fields, roles, input_ids, head_dim)
-    norms = {
-        name: module
-        for name, module in model.named_modules()
-        if is_norm(module) and name in recording and (name == roles.final_norm or name.startswith(f"{roles.layers}."))
-    }
-    blocks = [explain_block(model.get_submodule(roles.layer(index)), index, roles, recording) for index in layers]
-    if len({str({**block, "difference": 0}) for block in blocks}) > 1:
-        raise Unexplained("block", "layers differ in the order of their norms")
-    mlp_paths = [f"{roles.layer(index)}.{roles.mlp}" for index in layers]
-    mlps = [explain_mlp(model.get_submodule(path), path, recording, model.config) for path in mlp_paths]
-    if len({str({**mlp, "difference": 0}) for mlp in mlps}) > 1:
-        raise Unexplained("mlp", "layers differ in their MLPs")
+    attention = explain_attentions(cls, fields, model, roles, recording, input_ids)
+    mlp = explain_mlps(cls, fields, model, roles, recording, input_ids)
+    blocks = explain_blocks(model, roles, recording)
+    embedding = explain_embedding(model, input_ids, roles, recording)
+    head = {"reference": roles.head, "native": ["lm_head"], "transposed": False, "groups": "1"}
+    norm = {"reference": roles.final_norm, "native": ["model.norm"], "transposed": False, "groups": "1"}
+    parts = (embedding, blocks, attention, mlp)
+    modules = [entry for part in parts for entry in part["modules"]] + [norm] * bool(roles.final_norm) + [head]
+    dropouts = explain_dropouts(cls, fields, roles, blocks["block"], input_ids)
     return {
         "transformers": transformers.__version__,
         "reference_class": cls.__name__,
         "config_class": cls.config_class.__name__,
         "tiny": fields,
-        "real": _real(cls, real, raw),
+        "tiny_sizes": {name: size(model.config, name) for name in SIZES},
+        "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "roles": {
             name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
         },
-        "norm": explain_norms(norms, model.config),
-        "mlp": mlps[0] | {"difference": max(mlp["difference"] for mlp in mlps)},
-        "attention": _attention(model, roles, fits, windowed, windowed_fields),
-        "rope": explain_tables(model.config, _tables(model, roles, recording), head_dim)
-        | {"served": _served_ropes(cls, fields, roles, input_ids, head_dim)},
-        "block": blocks[0]
-        | explain_dropout(model.get_submodule(roles.layer(0)), roles, model.config)
-        | {"difference": max(block["difference"] for block in blocks)},
-        "embedding": explain_embedding(model, input_ids, roles, recording),
+        "modules": modules,
+        "norm": explain_norms(_norms(model, modules), model.config.hidden_size, model.config),
+        "final_norm": roles.final_norm is not None,
+        "mlp": mlp["mlp"],
+        "attention": attention["attention"],
+        "rope": attention["rope"],
+        "block": blocks["block"],
+        "dropouts": dropouts,
+        "embedding": embedding["embedding"]
+        | {
+            "padding": pads(cls, fields),
+            "rounds_scale": rounds_scale(cls, fields, embedding["embedding"], roles, input_ids),
+        },
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
-        **_checkpoint(cls, fields),
+        **_checkpoint(cls, fields, modules),
     }
 
 
@@ -132,6 +140,19 @@ def reuse(
     }
 
 
+def _norms(model: PreTrainedModel, modules: list[dict[str, Any]]) -> dict[str, torch.nn.Module]:
+    """The norms that share one formula: the layers', the final one and the embedding's."""
+    inside = (".self_attn.", ".mlp.")
+    out = {}
+    for entry in modules:
+        native = entry["native"][0]
+        if native.endswith("norm") and not any(part in native for part in inside):
+            for layer in range(model.config.num_hidden_layers) if "{layer}" in native else (0,):
+                path = entry["reference"].replace("{layer}", str(layer))
+                out[path] = model.get_submodule(path)
+    return out
+
+
 def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dict[str, Any], PreTrainedModel]:
     """The first tiny config that the reference can build and run."""
     problems = []
@@ -146,68 +167,6 @@ def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dic
     raise Unexplained("tiny config", f"{cls.__name__} cannot be built at tiny size", tuple(problems))
 
 
-def _head_dim(config: PretrainedConfig) -> int:
-    heads = size(config, "num_attention_heads")
-    if heads is None:
-        raise Unexplained("attention", f"{type(config).__name__} counts no heads")
-    return int(size(config, "head_dim") or size(config, "hidden_size") // heads)
-
-
-def _fit(
-    model: PreTrainedModel, roles: Roles, recording: Recording, index: int, head_dim: int, window: int | None
-) -> Fit:
-    path = f"{roles.layer(index)}.{roles.attention}"
-    fit: Fit = explain_attention(model.get_submodule(path), path, recording, model.config, head_dim, window)
-    return fit
-
-
-def _windowed(fields: dict[str, Any]) -> dict[str, Any] | None:
-    """The tiny config with a sliding window on, where the class has one; None where it is on already or unknown."""
-    if "sliding_window" not in fields or fields["sliding_window"] is not None:
-        return None
-    on = {**fields, "sliding_window": WINDOW}
-    if "use_sliding_window" in on:
-        on["use_sliding_window"] = True
-    if on.get("layer_types"):
-        kinds = ("sliding_attention", "full_attention")
-        on["layer_types"] = [kinds[index % 2] for index in range(on["num_hidden_layers"])]
-    return on
-
-
-def _windowed_fits(
-    cls: type[PreTrainedModel], fields: dict[str, Any], roles: Roles, input_ids: torch.Tensor, head_dim: int
-) -> list[Fit]:
-    model = build(cls, fields)
-    recording, _ = record(model, input_ids=input_ids)
-    return [_fit(model, roles, recording, index, head_dim, WINDOW) for index in range(model.config.num_hidden_layers)]
-
-
-def _attention(
-    model: PreTrainedModel, roles: Roles, fits: list[Fit], windowed: list[Fit], windowed_fields: dict[str, Any] | None
-) -> dict[str, Any]:
-    if len({str(fit.names) + fit.scale for fit in fits}) > 1:
-        raise Unexplained("attention", "layers differ in their projections or scales")
-    styles = {fit.style for fit in fits} - {"none"}
-    if styles != {"half"}:
-        raise Unexplained("attention", f"rotation {sorted(styles) or 'none'}", ("half",))
-    attention = model.get_submodule(f"{roles.layer(0)}.{roles.attention}")
-    names = fits[0].names
-    ins = [names["fused_qkv"]] if names["fused_qkv"] else [names[f"{part}_proj"] for part in "qkv"]
-    biases = {name: attention.get_submodule(name).bias is not None for name in ins}
-    if len(set(biases.values())) > 1:
-        raise Unexplained("attention", f"some of q, k and v have a bias and some have not: {biases}")
-    return {
-        **names,
-        "qkv_bias": all(biases.values()),
-        "o_bias": attention.get_submodule(names["o_proj"]).bias is not None,
-        "scale": fits[0].scale,
-        "rope_layers_key": _rope_layers_key(model.config, [fit.style != "none" for fit in fits]),
-        **_window(fits, windowed, windowed_fields, model.config),
-        "windowed_fields": windowed_fields,
-        "difference": max(fit.difference for fit in fits),
-    }
-
-
 def _head(
     cls: type[PreTrainedModel], fields: dict[str, Any], found: dict[str, Any], roles: Roles, input_ids: torch.Tensor
 ) -> dict[str, Any]:
@@ -220,66 +179,14 @@ def _head(
     return found
 
 
-def _rope_layers_key(config: PretrainedConfig, rotated: list[bool]) -> str | None:
-    if all(rotated):
-        return None
-    fields: dict[str, Any] = vars(config)
-    for name, value in fields.items():
-        if isinstance(value, list) and len(value) == len(rotated) and [bool(item) for item in value] == rotated:
-            return name
-    raise Unexplained("rope", f"layers that rotate: {rotated}, and no config field says so")
-
-
-def _window(
-    fits: list[Fit], windowed: list[Fit], windowed_fields: dict[str, Any] | None, config: PretrainedConfig
-) -> dict[str, Any]:
-    flags = [fit.windowed for fit in windowed]
-    if not any(flags):
-        return {"window_key": None, "window_layers": None}
-    types = windowed_fields.get("layer_types") if windowed_fields else getattr(config, "layer_types", None)
-    if types and flags == [kind == "sliding_attention" for kind in types]:
-        return {"window_key": "sliding_window", "window_layers": "by_layer_type"}
-    if all(flags):
-        return {"window_key": "sliding_window", "window_layers": "all"}
-    raise Unexplained("attention", f"layers with a window: {flags}, layer_types: {types}")
-
-
-def _tables(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[str, Any]:
-    types = getattr(model.config, "layer_types", None) or ["full_attention"] * model.config.num_hidden_layers
-    tables = {}
-    for index, layer_type in enumerate(types):
-        tables[layer_type] = recording[f"{roles.layer(index)}.{roles.attention}"].inputs["position_embeddings"]
-    return tables
-
-
-def _served_ropes(
-    cls: type[PreTrainedModel], fields: dict[str, Any], roles: Roles, input_ids: torch.Tensor, head_dim: int
-) -> dict[str, Any]:
-    """Other static scalings that the reference takes, each with the ``rope_parameters`` that were tried.
-
-    Where layer types have parameters of their own, those of the full attention are scaled, as published models do.
-    """
-    rope = fields["rope_parameters"]
-    nested = isinstance(rope.get("full_attention"), dict)
-    base = rope["full_attention"] if nested else rope
-    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
-    served = {}
-    for rope_type, extra in STATIC_SCALINGS.items():
-        if rope_type == base["rope_type"]:
-            continue
-        parameters: dict[str, Any] = {"rope_type": rope_type, **kept, **extra}
-        if nested:
-            parameters = {**rope, "full_attention": parameters}
-        try:
-            model = build(cls, {**fields, "rope_parameters": parameters})
-            if model.config.rope_parameters != parameters:
-                continue  # the config class makes another scaling of it
-            recording, _ = record(model, input_ids=input_ids)
-            explain_tables(model.config, _tables(model, roles, recording), head_dim)
-        except Exception:
-            continue
-        served[rope_type] = parameters
-    return served
+def _real_error(cls: type[PreTrainedModel], real: PretrainedConfig) -> str | None:
+    """Why the reference cannot build the model at its real size, without memory; None where it can."""
+    try:
+        with torch.device("meta"):
+            cls(copy.deepcopy(real))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return None
 
 
 def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any]) -> dict[str, Any]:
@@ -302,6 +209,12 @@ def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any
         | (set(data_keys(raw)) - kept)
         | consumed_keys(cls, raw)
     )
+    known["lists"] = {
+        name: value
+        for name in (*type(real).__dataclass_fields__, *vars(real))
+        if isinstance(value := read(real, name), list) and len(value) == known["num_hidden_layers"]
+    }
+    known["attribute_map"] = dict(real.attribute_map)
     known["values"] = {
         name: read(real, name)
         for name in type(real).__dataclass_fields__
@@ -317,20 +230,48 @@ def _real(cls: type[PreTrainedModel], real: PretrainedConfig, raw: dict[str, Any
     return known
 
 
-def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any]) -> dict[str, Any]:
-    """Names on disk and in memory of the untied model, and which of them a tied one leaves out."""
-    layouts = {}
+def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: list[dict[str, Any]]) -> dict[str, Any]:
+    """Names on disk and in memory of the untied model, and which of them a tied one leaves out.
+
+    Raises:
+        Unexplained: a parameter of a module that has no part in the decoder.
+    """
+    layouts, named = {}, {}
     for tied in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             model = build(cls, {**fields, "tie_word_embeddings": tied})
             layouts[tied] = disk_tensors(model, Path(folder))
             if not tied:
-                native = sorted(model.state_dict())
+                named = {name: list(tensor.shape) for name, tensor in model.named_parameters()}
+                renamed = names_on_disk(model, Path(folder))
+                patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+                prefix = model.base_model_prefix
+    _check_modules(named, modules)
     return {
         "disk": layouts[False],
-        "native": native,
+        "native": sorted(named),
+        "disk_of": {name: disk for name, disk in renamed.items() if name != disk},
         "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True])),
+        "own_eager": _own_eager(cls),
+        "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
+        "ignored_patterns": sorted(patterns),
+        "base_model_prefix": prefix,
     }
+
+
+def _own_eager(cls: type[PreTrainedModel]) -> str | None:
+    """The reference's module, below ``transformers.models``, where it defines how its attention runs eagerly."""
+    prefix = "transformers.models."
+    defined = hasattr(sys.modules[cls.__module__], "eager_attention_forward")
+    return cls.__module__.removeprefix(prefix) if defined and cls.__module__.startswith(prefix) else None
+
+
+def _check_modules(parameters: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
+    references = {entry["reference"] for entry in modules}
+    for name in parameters:
+        pattern = re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
+        if pattern not in references and pattern.rpartition(".")[0] not in references:
+            raise Unexplained("layout", f"the parameter {name} has no part in the decoder that was explained")
 
 
 def answer(request: Mapping[str, Any]) -> str:

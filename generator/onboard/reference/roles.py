@@ -1,8 +1,7 @@
 """Which module of the reference plays which part.
 
-Decided by what the modules are and do, not by their names: the list that is as long as the model is deep, the module
-    that
-gets the last layer's output, the child that takes an attention mask.
+Decided by what the modules are and do, not by their names: the list whose members run one after the other, the module
+that takes the last layer's output, the child that is handed a mask, a cache or positions.
 """
 
 from __future__ import annotations
@@ -18,6 +17,9 @@ from transformers.pytorch_utils import Conv1D
 from onboard.reference.record import Recording
 
 LINEAR = (nn.Linear, Conv1D)
+_ATTENTION_ARGUMENTS = frozenset(
+    ("attention_mask", "position_embeddings", "past_key_values", "past_key_value", "layer_past", "alibi")
+)
 
 
 class Unexplained(Exception):
@@ -38,16 +40,22 @@ class Unexplained(Exception):
 
 @dataclass(frozen=True)
 class Roles:
-    """Paths of the decoder's parts; those of a layer are relative to it."""
+    """Paths of the decoder's parts; those of a layer are relative to it.
+
+    Args:
+        final_norm: None where the head takes the last layer's output.
+        attention: the module that mixes tokens.
+        mlp: the module that holds the feed-forward projections, None where they are children of the layer.
+        mlp_linears: the feed-forward projections, in the order in which they run.
+    """
 
     embedding: str
     layers: str
-    final_norm: str
+    final_norm: str | None
     head: str
     attention: str
-    mlp: str
-    norms: tuple[str, ...]
-    dropouts: tuple[str, ...]
+    mlp: str | None
+    mlp_linears: tuple[str, ...]
 
     def layer(self, index: int) -> str:
         """Path of one decoder layer."""
@@ -61,50 +69,107 @@ def find_roles(model: PreTrainedModel, recording: Recording) -> Roles:
         Unexplained: a part that is not there, or there twice.
     """
     paths = {id(module): path for path, module in model.named_modules()}
-    depth = model.config.num_hidden_layers
-    lists = [
-        path for path, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module) == depth
-    ]
-    if not lists:
-        raise Unexplained("layers", f"no list of {depth} layers in {type(model).__name__}")
-    layers = lists[0]
+    layers = find_layers(model, recording)
     head = model.get_output_embeddings()
     if head is None:
         raise Unexplained("head", f"{type(model).__name__} has no language-modelling head")
-    last = recording[f"{layers}.{depth - 1}"].output
-    finals = [
-        path
-        for path, call in recording.items()
-        if not path.startswith(f"{layers}.") and is_norm(model.get_submodule(path)) and torch.equal(call.x, last)
-    ]
-    if len(finals) != 1:
-        raise Unexplained("norm", f"{len(finals)} modules take the last layer's output, expected one final norm")
-    layer = model.get_submodule(f"{layers}.0")
-    mixers: list[str] = []
-    mlps: list[str] = []
-    for name, child in layer.named_children():
-        if any(isinstance(module, LINEAR) for module in child.modules()):
-            takes_mask = "attention_mask" in inspect.signature(child.forward).parameters
-            (mixers if takes_mask else mlps).append(name)
-    if len(mixers) != 1 or len(mlps) != 1:
-        raise Unexplained(
-            "block", f"a layer has {len(mixers)} attention modules and {len(mlps)} MLPs, expected one each"
-        )
-    norms = [name for name, child in layer.named_children() if is_norm(child)]
+    layer_path, layer = f"{layers}.0", model.get_submodule(f"{layers}.0")
+    attention = _attention(layer)
+    ran = [path for path in recording if path.startswith(f"{layer_path}.")]
+    linears = tuple(
+        path.removeprefix(f"{layer_path}.")
+        for path in ran
+        if isinstance(model.get_submodule(path), LINEAR) and not _inside(path, f"{layer_path}.{attention}")
+    )
+    if not linears:
+        raise Unexplained("mlp", f"{layer_path} has no projections outside of {attention}")
+    owners = {name.split(".")[0] if "." in name else None for name in linears}
+    if len(owners) > 1:
+        raise Unexplained("block", f"projections of {layer_path} outside of {attention} lie in {len(owners)} modules")
     return Roles(
         embedding=paths[id(model.get_input_embeddings())],
         layers=layers,
-        final_norm=finals[0],
+        final_norm=_final_norm(model, recording, layers),
         head=paths[id(head)],
-        attention=mixers[0],
-        mlp=mlps[0],
-        norms=tuple(norms),
-        dropouts=tuple(name for name, child in layer.named_children() if isinstance(child, nn.Dropout)),
+        attention=attention,
+        mlp=owners.pop(),
+        mlp_linears=linears,
     )
 
 
-def is_norm(module: nn.Module) -> bool:
-    """A leaf whose only parameters are a weight, and maybe a bias, along the last dimension."""
+def find_layers(model: PreTrainedModel, recording: Recording) -> str:
+    """Path of the list of decoder layers.
+
+    The members of other lists as long (a norm or an activation for each layer) have no projections of their own.
+
+    Raises:
+        Unexplained: there is none.
+    """
+    depth = getattr(model.config, "num_hidden_layers", None)
+    lists = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        and len(module) == depth
+        and f"{path}.0" in recording
+        and sum(isinstance(inner, LINEAR) for inner in module[0].modules()) > 1
+    ]
+    if not lists:
+        raise Unexplained("layers", f"no list of {depth} layers in {type(model).__name__}")
+    return str(lists[0])
+
+
+def _attention(layer: nn.Module) -> str:
+    """The child that takes what only attention needs."""
+    found = [
+        name
+        for name, child in layer.named_children()
+        if any(isinstance(module, LINEAR) for module in child.modules())
+        and _ATTENTION_ARGUMENTS & set(inspect.signature(child.forward).parameters)
+    ]
+    if len(found) != 1:
+        raise Unexplained("block", f"a layer has {len(found)} modules that mix tokens, expected one")
+    return str(found[0])
+
+
+def _final_norm(model: PreTrainedModel, recording: Recording, layers: str) -> str | None:
+    last = recording[f"{layers}.{len(model.get_submodule(layers)) - 1}"].output
+    outside = [path for path in recording if not path.startswith(f"{layers}.")]
+    calls = {path: recording.last(path) for path in outside}
+    found = [
+        path
+        for path, call in calls.items()
+        if call.x.shape == last.shape
+        and torch.equal(call.x, last)
+        and is_norm(model.get_submodule(path), call.x, call.output)
+    ]
+    if len(found) > 1:
+        raise Unexplained("norm", f"{len(found)} modules take the last layer's output, expected one final norm")
+    return str(found[0]) if found else None
+
+
+def _inside(path: str, parent: str) -> bool:
+    return path == parent or path.startswith(f"{parent}.")
+
+
+def is_norm(module: nn.Module, x: torch.Tensor | None = None, output: torch.Tensor | None = None) -> bool:
+    """Whether a leaf is a norm: its only parameters are a weight, and maybe a bias, along the last dimension.
+
+    A leaf without parameters is one where its recorded output ``[..., dim]`` has unit mean square and is its input
+    scaled, or centred and scaled.
+    """
     parameters = dict(module.named_parameters(recurse=False))
-    leaf = not any(True for _ in module.children())
-    return leaf and "weight" in parameters and all(parameter.ndim == 1 for parameter in parameters.values())
+    if any(True for _ in module.children()):
+        return False
+    if parameters:
+        return "weight" in parameters and all(parameter.ndim == 1 for parameter in parameters.values())
+    if x is None or output is None or x.shape != output.shape or not x.is_floating_point() or torch.equal(x, output):
+        return False
+    squares = output.float().pow(2).mean(-1)
+    if not torch.allclose(squares, torch.ones_like(squares), atol=1e-2):
+        return False
+    for centred in (x, x - x.mean(-1, keepdim=True)):
+        unit = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + 1e-12)
+        if torch.allclose(unit, output, atol=1e-2):
+            return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from collections.abc import Iterable
 from functools import cache
@@ -43,7 +44,13 @@ def environment(overrides: Path | None = None) -> Environment:
     env.filters["text"] = text
     env.filters["cell"] = cell
     env.filters["docstring"] = docstring
+    env.filters["on_self"] = on_self
     return env
+
+
+def on_self(expression: str) -> str:
+    """An expression of ``config`` as one of ``self.config``, for methods that are not given the config."""
+    return re.sub(r"(?<![\w.])config\b", "self.config", expression)
 
 
 def tuple_literal(values: Iterable[Any]) -> str:

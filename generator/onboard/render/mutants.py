@@ -36,6 +36,7 @@ def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapp
         *_attention(spec),
         *_norms(spec),
         *_mlp(spec),
+        *_block(spec),
         Mutant("two layers swapped", "swap_layers"),
         *_rope(spec, tiny),
         *_windows(spec, tiny, variants),
@@ -50,37 +51,46 @@ def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapp
 
 def _attention(spec: ArchSpec) -> list[Mutant]:
     a = spec.attention
-    if a.fused_qkv:
-        kv = [
-            Mutant("k and v exchanged in the fused projection", "exchange_fused_kv"),
-            Mutant("q heads in reverse order", "reverse_fused_q_heads"),
-        ]
-    else:
-        path = a.name
-        kv = [
-            Mutant("k and v projections swapped", f'swap("{path}.{a.k_proj}.weight", "{path}.{a.v_proj}.weight")'),
-            Mutant("q heads in reverse order", "reverse_q_heads"),
-        ]
     out = [
-        *kv,
-        Mutant("softmax scale off", f'set_attribute("{a.name}", "scaling", lambda module, _: module.scaling * 1.5)'),
-        Mutant("output projection transposed", f'edit("{a.name}.{a.o_proj}.weight", lambda w: w.t().reshape(w.shape))'),
+        Mutant("k and v projections swapped", 'swap("self_attn.k_proj.weight", "self_attn.v_proj.weight")'),
+        Mutant("q heads in reverse order", "reverse_q_heads"),
+        Mutant("softmax scale off", 'set_attribute("self_attn", "scaling", lambda module, _: module.scaling * 1.5)'),
+        Mutant("output projection transposed", 'edit("self_attn.o_proj.weight", lambda w: w.t().reshape(w.shape))'),
     ]
-    if a.qk_norm == "head":
-        out.append(Mutant("q and k norms swapped", f'swap("{a.name}.{a.q_norm}.weight", "{a.name}.{a.k_norm}.weight")'))
-    if a.qk_norm:
-        ones = "torch.zeros_like" if spec.norm.offset else "torch.ones_like"
-        out.append(Mutant("q norm without its weight", f'edit("{a.name}.{a.q_norm}.weight", {ones})'))
+    if a.qk_norm and a.qk_norm.norm.weight:
+        # After the rotation scores hold the product of both weights, which a swap does not change.
+        if a.qk_norm.over == "head" and not a.qk_norm.after_rope:
+            out.append(Mutant("q and k norms swapped", 'swap("self_attn.q_norm.weight", "self_attn.k_norm.weight")'))
+        ones = "torch.zeros_like" if a.qk_norm.norm.offset else "torch.ones_like"
+        out.append(Mutant("q norm without its weight", f'edit("self_attn.q_norm.weight", {ones})'))
+    elif a.qk_norm:
+        out.append(Mutant("q norm left out", 'set_attribute("self_attn", "q_norm", lambda *_: nn.Identity())'))
+    if a.output_norm:
+        out.append(
+            Mutant("output norm left out", 'set_attribute("self_attn", "output_norm", lambda *_: nn.Identity())')
+        )
+    if a.query_scale:
+        out.append(Mutant("queries that do not grow", "constant_queries"))
+    if a.softcap:
+        out.append(Mutant("cap on the scores dropped", 'set_attribute("self_attn", "softcap", lambda *_: None)'))
+    if a.sinks:
+        out.append(Mutant("sinks ignored", 'edit("self_attn.sinks", lambda s: torch.full_like(s, -1e4))'))
+    if a.alibi:
+        out.append(Mutant("position bias ignored", "no_position_bias"))
     return out
 
 
 def _norms(spec: ArchSpec) -> list[Mutant]:
     names = spec.block.norms
-    out = [
-        Mutant(f"{first} and {second} swapped", f'swap("{first}.weight", "{second}.weight")')
-        for first, second in pairwise(names)
-    ]
+    out = []
+    if spec.norm.weight:
+        out += [
+            Mutant(f"{first} and {second} swapped", f'swap("{first}.weight", "{second}.weight")')
+            for first, second in pairwise(names)
+        ]
     out.append(Mutant("norm eps off", "larger_eps"))
+    if not spec.norm.weight or not names:
+        return out
     if spec.norm.offset:
         out.append(Mutant("norm weight without its offset", f'edit("{names[0]}.weight", lambda w: w - 1)'))
     else:
@@ -90,22 +100,29 @@ def _norms(spec: ArchSpec) -> list[Mutant]:
 
 def _mlp(spec: ArchSpec) -> list[Mutant]:
     m = spec.mlp
-    if m.fused:
-        swapped = Mutant(
-            "gate and up exchanged in the fused projection",
-            f'edit("{m.name}.{m.fused}.weight", lambda w: torch.cat(w.chunk(2)[::-1]))',
-        )
-    else:
-        swapped = Mutant("gate and up swapped", f'swap("{m.name}.{m.gate_proj}.weight", "{m.name}.{m.up_proj}.weight")')
     other = "nn.SiLU()" if m.activation != "silu" else "nn.GELU()"
-    near = {"gelu_pytorch_tanh": "nn.GELU()", "gelu": 'nn.GELU("tanh")'}.get(m.activation)
-    out = [swapped, Mutant("another activation", f'set_attribute("{m.name}", "act_fn", lambda *_: {other})')]
+    near = {"gelu_pytorch_tanh": "nn.GELU()", "gelu_new": "nn.GELU()", "gelu": 'nn.GELU("tanh")'}.get(m.activation)
+    out = [Mutant("another activation", f'set_attribute("mlp", "act_fn", lambda *_: {other})')]
+    if m.gated:
+        out.insert(0, Mutant("gate and up swapped", 'swap("mlp.gate_proj.weight", "mlp.up_proj.weight")'))
+    if m.inner_norm:
+        out.append(Mutant("inner norm left out", 'set_attribute("mlp", "inner_norm", lambda *_: nn.Identity())'))
     if near:
-        out.append(Mutant("gelu of the other kind", f'set_attribute("{m.name}", "act_fn", lambda *_: {near})'))
+        out.append(Mutant("gelu of the other kind", f'set_attribute("mlp", "act_fn", lambda *_: {near})'))
     return out
 
 
+def _block(spec: ArchSpec) -> list[Mutant]:
+    if spec.block.multiplier is None:
+        return []
+    return [Mutant("residual branches unscaled", 'set_attribute("", "residual_multiplier", lambda *_: 1.0)')]
+
+
 def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
+    if spec.rope is None:
+        return []
+    if spec.rope.dim:
+        return [Mutant("interleaved rotation" if spec.attention.rotary == "half" else "half rotation", "other_pairs")]
     out = [Mutant("rope theta off", "other_theta")]
     parameters = tiny["rope_parameters"]
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]
@@ -117,16 +134,12 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
         out.append(Mutant("rope scaling ignored", "default_rope"))
     if spec.rope.partial:
         out.append(Mutant("rotary part at the end of the head", "rotate_the_end"))
-    else:
-        out.append(Mutant("interleaved rotation", "interleaved_rotation"))
-    if spec.attention.rope_layers_key:
+    name = "interleaved rotation" if spec.attention.rotary == "half" else "half rotation"
+    out.append(Mutant(name, "other_pairs"))
+    if spec.attention.rope_layers:
         shifted = "lambda module, index: not module.use_rope if index > 1 else module.use_rope"
-        out.append(
-            Mutant("every layer rotates", f'set_attribute("{spec.attention.name}", "use_rope", lambda *_: True)')
-        )
-        out.append(
-            Mutant("layers that rotate shifted", f'set_attribute("{spec.attention.name}", "use_rope", {shifted})')
-        )
+        out.append(Mutant("every layer rotates", 'set_attribute("self_attn", "use_rope", lambda *_: True)'))
+        out.append(Mutant("layers that rotate shifted", f'set_attribute("self_attn", "use_rope", {shifted})'))
     return out
 
 
@@ -150,28 +163,38 @@ def _windows(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Map
 def _biases(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
     a, m = spec.attention, spec.mlp
     places = (
-        (a.qkv_bias, f"{a.name}.{a.fused_qkv or a.q_proj}", "q bias"),
-        (a.qkv_bias, f"{a.name}.{a.fused_qkv or a.v_proj}", "v bias"),
-        (a.o_bias, f"{a.name}.{a.o_proj}", "attention output bias"),
-        (m.bias, f"{m.name}.{m.down_proj}", "MLP output bias"),
+        (a.q_bias, "self_attn.q_proj", "q bias"),
+        (a.v_bias, "self_attn.v_proj", "v bias"),
+        (a.o_bias, "self_attn.o_proj", "attention output bias"),
+        (m.up_bias, "mlp.up_proj", "MLP input bias"),
+        (m.down_bias, "mlp.down_proj", "MLP output bias"),
+        (spec.norm.bias, next(iter(spec.block.norms), ""), "norm bias"),
     )
     out = []
     for bias, path, name in places:
-        if a.fused_qkv and name == "v bias":
-            continue
         variant = "base" if bias.present else bias.key
-        if variant is None or (variant != "base" and variant not in variants):
+        if not path or variant is None or (variant != "base" and variant not in variants):
             continue
         out.append(Mutant(f"{name} dropped", f'edit("{path}.bias", torch.zeros_like)', variant))
     return out
 
 
 def _ends(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
-    out = [Mutant("final norm without its weight", "plain_final_norm")]
+    out = []
+    if spec.final_norm and spec.norm.weight:
+        out.append(Mutant("final norm without its weight", "plain_final_norm"))
+    if spec.embedding.positions:
+        out.append(Mutant("positions one too far", "shift_positions"))
+    if spec.head.scale and "config." in spec.head.scale:
+        out.append(Mutant("logits unscaled", "unscaled_logits"))
+    if spec.head.bias:
+        out.append(Mutant("head bias dropped", "no_head_bias"))
     untied = "base" if not tiny.get("tie_word_embeddings") else "untied"
     out.append(Mutant("head tied where it is its own", "tie_head", untied))
-    if spec.embedding.scale:
+    if spec.embedding.scale and not spec.embedding.scales_inputs:
         out.append(Mutant("embeddings unscaled", "unscaled_embeddings"))
+    elif spec.embedding.scale:
+        out.append(Mutant("embeddings halved", "halved_embeddings"))
     cap = spec.head.softcap_key
     if cap:
         variant = "base" if tiny.get(cap) is not None else cap

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -148,10 +149,10 @@ def _context(work: Work) -> dict[str, Any]:
         raise TypeError(f"{type(spec).__name__} is rendered by onboard.render.reused")
     header = work.header and work.header.rstrip("\n") + "\n\n"
     own = variants(spec, measured)
-    lengths, why = _packed_lengths(spec)
+    length_dependent = spec.rope is not None and bool(spec.rope.length_dependent)
+    lengths, why = _packed_lengths(length_dependent)
     known = set(work.decoder)
     return model_context(spec, prefix=work.prefix, package=layout.import_package, header=header) | {
-        "has_conditional_rows": any(row.only_if for row in spec.checkpoint.rows),
         "tiny": measured["tiny"],
         "variants": {"base": {}, **own},
         "mutants": mutants(spec, measured["tiny"], own),
@@ -165,15 +166,20 @@ def _context(work: Work) -> dict[str, Any]:
         "fresh_loss_tolerance": 1.0 if spec.embedding.scale else 0.2,
         "saved_variants": ["base", "untied" if spec.tying.tied else "tied"],
         "attn_implementation": "sdpa",
-        "prompt_length": 6 if spec.rope.length_dependent else 9,
-        "new_tokens": 8 if spec.rope.length_dependent else 12,
-        "dropouts": {key: 0.5 for key in (spec.attention.dropout_key, spec.block.dropout_key) if key is not None},
+        "prompt_length": 6 if length_dependent else 9,
+        "new_tokens": 8 if length_dependent else 12,
+        "dropout_keys": _dropout_keys(spec),
+        "real_builds": not measured["real"].get("error"),
+        "eager_attention": eager_attention(spec, measured),
+        "oracle_attention": oracle_attention(spec, measured),
+        "submodules": _submodules(measured),
+        "disk_of": _disk_of(measured),
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
         ),
         "normalised": measured["real"]["normalised"],
         "uniform_kind": len(set(spec.layer_kinds)) == 1,
-        "other_value": other_value,
+        "other_values": {name: effect.get("other") for name, effect in measured["live"].items()},
         "reference_layers_attribute": measured["roles"]["layers"],
         "target": layout.target,
         "project": layout.project,
@@ -211,23 +217,49 @@ def published_config(decoder: Mapping[str, Any]) -> str:
     return json.dumps(data_keys(decoder), indent=2, sort_keys=True) + "\n"
 
 
-def _packed_lengths(spec: ArchSpec) -> tuple[list[int], str]:
+def _dropout_keys(spec: ArchSpec) -> list[str]:
+    """Config keys of the dropouts, each once."""
+    drops = spec.dropouts
+    keys = (drops.embedding, spec.attention.dropout_key, drops.attention_output, drops.mlp_activation, drops.mlp_output)
+    return sorted({key for key in keys if key is not None})
+
+
+def eager_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:
+    """The module of transformers whose eager attention computes this one; caps and sinks have several forms."""
+    plain = not (spec.attention.softcap or spec.attention.sinks)
+    own: str | None = measured["own_eager"]
+    return "llama.modeling_llama" if plain or own is None else own
+
+
+def oracle_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:
+    """The reference's attention implementation that computes all of it: sdpa leaves out caps and sinks."""
+    plain = not (spec.attention.softcap or spec.attention.sinks)
+    return "sdpa" if plain and measured["sdpa"] else "eager"
+
+
+def _submodules(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Where a layer's attention and MLP end, ``{layer}`` open: path in the reference, path in the package's model."""
+    ends = ("model.layers.{layer}.self_attn.o_proj", "model.layers.{layer}.mlp.down_proj")
+    return [(entry["reference"], name) for entry in measured["modules"] for name in entry["native"] if name in ends]
+
+
+def _disk_of(measured: Mapping[str, Any]) -> dict[str, str]:
+    """Pattern of a parameter of the reference to its pattern on disk, where they differ."""
+
+    def pattern(name: str) -> str:
+        return re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
+
+    return {pattern(name): pattern(disk) for name, disk in measured["disk_of"].items()}
+
+
+def _packed_lengths(length_dependent: bool) -> tuple[list[int], str]:
     """Lengths of the packed documents.
 
     Where the frequencies depend on the longest position of the batch, the documents must agree with it.
     """
-    if spec.rope.length_dependent:
+    if length_dependent:
         return [9, 13, 11], ", below the original length: the frequencies follow the longest position of a batch"
     return [9, 24, 2, 13], ", one of them longer than a window"
-
-
-def other_value(value: Any) -> Any:
-    """A value that differs from one that a class refuses to see changed."""
-    if isinstance(value, bool):
-        return not value
-    if value is None:
-        return True
-    return value + 1 if isinstance(value, (int, float)) else f"{value}_other"
 
 
 def spec_rows(spec: ArchSpec) -> list[tuple[str, str, str]]:

@@ -137,7 +137,7 @@ def _context(work: Work, spec: ReusedSpec) -> dict[str, Any]:
         "tiny": measured["tiny"],
         "variants": {"base": {}, **own},
         "saved_variants": ["base", *(name for name in ("tied", "untied") if name in own)],
-        "attn_implementation": "sdpa" if supports["sdpa"] else "eager",
+        **dict.fromkeys(("attn_implementation", "oracle_attention"), "sdpa" if supports["sdpa"] else "eager"),
         "mutants": planted,
         "mutant_changes": " ".join(mutant.change for mutant in planted),
         "origins": [{"path": one.path, "origin": one.origin, "why": one.why} for one in spec.modules],

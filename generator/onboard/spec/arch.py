@@ -52,21 +52,6 @@ class Dimensions:
 
 
 @dataclass(frozen=True, slots=True)
-class Norm:
-    """One normalisation formula, shared by all norms of the decoder.
-
-    Args:
-        kind: ``rms``: ``x / sqrt(mean(x^2) + eps) * (offset + weight)`` (arXiv:1910.07467).
-        offset: 0.0, or 1.0 where the stored weight is centred on zero (Gemma).
-        eps_key: config key of eps.
-    """
-
-    kind: Literal["rms"]
-    offset: float
-    eps_key: str
-
-
-@dataclass(frozen=True, slots=True)
 class Bias:
     """Whether a projection has a bias, and the boolean config key that decides (None: fixed by the architecture)."""
 
@@ -75,52 +60,127 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
-    """Grouped-query softmax attention.
+class Norm:
+    """One normalisation formula over the last dimension.
 
     Args:
-        name: attribute of the layer that holds the module (``self_attn``).
-        fused_qkv: name of the one projection whose output is ``[q | k | v]``, or None where q, k and v are separate.
-        q_proj, k_proj, v_proj: names of the separate projections (unused where fused).
-        qk_norm: None; ``head``: over ``head_dim`` of each head; ``width``: over the whole projection before the split
-            into heads.
-        scale: Python expression of ``config`` for the softmax scale.
-        window_key: config key of the sliding window, None where no layer has one.
-        window_layers: ``all``: every layer where the key is set; ``by_layer_type``: where ``layer_types`` says
-            ``sliding_attention``.
-        dropout_key: config key of the dropout on attention weights, or None.
-        rope_layers_key: config key of a per-layer list that is truthy where the layer rotates, None where every layer
-            does.
+        kind: ``rms``: ``x / sqrt(mean(x^2) + eps)`` (arXiv:1910.07467); ``layer``: ``(x - mean) / sqrt(var + eps)``
+            (arXiv:1607.06450).
+        weight: whether the result is multiplied by ``offset + weight``.
+        bias: whether a bias is added.
+        offset: 0.0, or 1.0 where the stored weight is centred on zero (Gemma).
+        eps: Python expression of ``config`` (``config.rms_norm_eps``) or a number.
     """
 
-    name: str
-    fused_qkv: str | None
-    q_proj: str
-    k_proj: str
-    v_proj: str
-    o_proj: str
-    qkv_bias: Bias
+    kind: Literal["rms", "layer"]
+    weight: bool
+    bias: Bias
+    offset: float
+    eps: str
+
+
+@dataclass(frozen=True, slots=True)
+class QKNorm:
+    """Normalisation of queries and keys.
+
+    Args:
+        norm: the formula.
+        over: ``head``: over ``head_dim``, one weight ``[D]`` for all heads; ``heads``: over ``head_dim``, a weight
+            for each head, ``[N, D]`` and ``[K, D]``; ``width``: over the whole projection, before the split into heads.
+        after_rope: whether they are normalised after the rotation instead of before it.
+    """
+
+    norm: Norm
+    over: Literal["head", "heads", "width"]
+    after_rope: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Alibi:
+    """Bias on the scores that grows with the distance (arXiv:2108.12409): ``-slope[head] * (i - j)``.
+
+    Args:
+        bias_max: expression of 8 in the slopes ``2 ** (-8 * (h + 1) / n)`` of ``n`` heads, ``n`` a power of two; other
+            numbers of heads take every second slope of the next power for the rest.
+        scaled: whether the bias is multiplied by the softmax scale as the scores are (Falcon).
+    """
+
+    bias_max: str
+    scaled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class QueryScale:
+    """Queries that grow with their position: ``q * (1 + beta * log(1 + floor(position / length)))`` (Ministral 3).
+
+    Args:
+        beta: expression of the factor on the logarithm.
+        length: expression of the number of positions that one step takes.
+    """
+
+    beta: str
+    length: str
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Softmax attention over grouped queries (``num_key_value_heads`` of 1: multi-query; as many as heads: multi-head).
+
+    Expressions are Python, of ``config`` and ``layer_idx``.
+
+    Args:
+        num_heads, num_key_value_heads, head_dim: expressions of ``N``, ``K`` and ``D``.
+        q_bias, k_bias, v_bias, o_bias: of each projection by itself.
+        qk_norm: None where queries and keys are not normalised.
+        output_norm: norm of the heads' joined outputs before the output projection (BitNet), or None.
+        rotary: ``half``: dimension i of the rotary part is rotated with i + rotary_dim / 2; ``interleaved``: with
+            i + 1; None: no rotation.
+        rope_layers: expression that is true where a layer rotates, None where every layer does.
+        scale: expression of the softmax scale.
+        softcap: expression of the cap ``cap * tanh(scores / cap)``, None where there is none.
+        sinks: whether each head has a learned logit that takes part in the softmax and has no value.
+        alibi: None where there is no such bias.
+        window_key: config key of the sliding window, None where no layer has one.
+        window_layers: expression that is true where a layer has the window, ``True`` where every layer has it whenever
+            the key is set; None without a window.
+        dropout_key: config key of the dropout on attention weights, or None.
+        query_scale: growth of the queries with their position, after the rotation; None where there is none.
+    """
+
+    num_heads: str
+    num_key_value_heads: str
+    head_dim: str
+    q_bias: Bias
+    k_bias: Bias
+    v_bias: Bias
     o_bias: Bias
-    qk_norm: Literal["head", "width"] | None
-    q_norm: str | None
-    k_norm: str | None
+    qk_norm: QKNorm | None
+    output_norm: Norm | None
+    rotary: Literal["half", "interleaved"] | None
+    rope_layers: str | None
     scale: str
+    softcap: str | None
+    sinks: bool
+    alibi: Alibi | None
     window_key: str | None
-    window_layers: Literal["all", "by_layer_type"] | None
+    window_layers: str | None
     dropout_key: str | None
-    rope_layers_key: str | None
-    head_dim_key: str | None
+    query_scale: QueryScale | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Rotary position embedding (arXiv:2104.09864), half-split layout: dimension i is rotated with i + rotary_dim / 2.
+    """The table of cosines and sines (arXiv:2104.09864).
 
     Args:
         types: the distinct ``rope_type`` values in use (``default``, ``llama3``, ``linear``, ``longrope`` ...).
         served: other ``rope_type`` values that the reference takes and the generated code computes as it does.
         per_layer_type: True where ``config.rope_parameters`` holds one set of parameters per layer type.
-        partial: True where only ``partial_rotary_factor`` of the head is rotated.
+        partial: True where only a part of the head is rotated.
+        dim: expression of the number of rotated dimensions, where ``config.rope_parameters`` does not say it (GPT-J);
+            else None.
+        theta: the base, where ``config.rope_parameters`` does not say it; else None.
+        reversed: whether the rotation runs the other way round (sine negated).
         parameters: ``config.rope_parameters`` of the real model, for people.
     """
 
@@ -128,6 +188,9 @@ class Rope:
     served: tuple[str, ...]
     per_layer_type: bool
     partial: bool
+    dim: str | None
+    theta: float | None
+    reversed: bool
     parameters: Mapping[str, Any] = field(hash=False)
 
     @property
@@ -138,37 +201,50 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class Mlp:
-    """The gated feed-forward network ``down(act(gate(x)) * up(x))`` (arXiv:2002.05202).
+    """The feed-forward network: gated ``down(act(gate(x)) * up(x))`` (arXiv:2002.05202) or plain ``down(act(up(x)))``.
 
     Args:
-        fused: name of the one projection whose output is ``[gate | up]``, or None where they are separate.
-        activation_key: config key of the activation's name in transformers' ``ACT2FN``.
+        gated: whether there is a gate.
+        intermediate_size: expression of ``F``.
+        up_bias: of gate and up, or of up alone.
+        down_bias: of down.
+        activation: its name in transformers' ``ACT2FN``.
+        activation_key: config key that names it, None where the architecture fixes it.
+        activation_parameters: whether the activation has parameters of its own (xIELU).
+        inner_norm: norm of the activations before ``down`` (BitNet), or None.
     """
 
-    name: str
-    fused: str | None
-    gate_proj: str
-    up_proj: str
-    down_proj: str
-    bias: Bias
+    gated: bool
+    intermediate_size: str
+    up_bias: Bias
+    down_bias: Bias
     activation: str
-    activation_key: str
+    activation_key: str | None
+    activation_parameters: bool
+    inner_norm: Norm | None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     """Order of one decoder layer. A name of None means that there is no norm at that place.
 
-    ``h = x + post_attention(attention(pre_attention(x)))``, then ``y = h + post_mlp(mlp(pre_mlp(h)))``.
+    Sequential: ``h = x + m * post_attention(attention(pre_attention(x)))``, then
+    ``y = h + m * post_mlp(mlp(pre_mlp(h)))``. Parallel:
+    ``y = x + m * post_attention(attention(pre_attention(x))) + m * post_mlp(mlp(pre_mlp(x)))``; without a ``pre_mlp``
+    of its own the MLP takes what the attention takes. ``norm_after_residual``: the two post norms stand after the
+    additions (GPT-1).
+
+    Args:
+        multiplier: expression of ``m``, None for 1.
     """
 
+    parallel: bool
+    norm_after_residual: bool
     pre_attention_norm: str | None
     post_attention_norm: str | None
     pre_mlp_norm: str | None
     post_mlp_norm: str | None
-    dropout_key: str | None
-    attention_dropout: str | None
-    mlp_dropout: str | None
+    multiplier: str | None
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -178,25 +254,73 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Embedding:
-    """Token embedding.
+class Dropouts:
+    """Config key of each dropout's probability, None where there is none.
 
     Args:
-        scale: Python expression of ``config`` by which embeddings are multiplied, None for 1.
+        embedding: on the embeddings, positions added.
+        attention_output: on the attention's branch, before the residual addition.
+        mlp_activation: on the activations, before ``down``.
+        mlp_output: on the MLP's branch.
     """
 
+    embedding: str | None
+    attention_output: str | None
+    mlp_activation: str | None
+    mlp_output: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """Absolute positions, added to the token embeddings.
+
+    Args:
+        kind: ``learned``: a table; ``sinusoidal``: sines, then cosines (arXiv:1706.03762).
+        offset: rows of the table before that of position 0.
+        size: expression of the number of rows without them.
+        reaches_base: of sines: whether the exponents of the wavelengths run from 0 to 1 (fairseq) instead of ending one
+            step before (the paper).
+    """
+
+    kind: Literal["learned", "sinusoidal"]
+    offset: int
+    size: str
+    reaches_base: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Token embedding, and what happens before the first layer.
+
+    Args:
+        padding: whether the row of ``config.pad_token_id`` gets no gradient.
+        scale: Python expression of ``config`` by which token embeddings are multiplied, None for 1.
+        scales_inputs: whether the model scales whatever embeddings it is given, not only those that it looks up.
+        rounds_scale: whether the scale is rounded to the embeddings' dtype before it is used.
+        positions: None where positions are not added here.
+        norm: whether a norm stands between the embedding and the first layer.
+    """
+
+    padding: bool
     scale: str | None
+    scales_inputs: bool
+    rounds_scale: bool
+    positions: Positions | None
+    norm: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Language-modelling head.
+    """Language-modelling head: ``cap * tanh(scale * (W x + b) / cap)``.
 
     Args:
-        softcap_key: config key of the cap ``cap * tanh(logits / cap)``, None where there is none.
+        bias: whether there is a ``b``.
+        scale: expression of the factor on the logits, None for 1.
+        softcap_key: config key of the cap, None where there is none.
     """
 
     bias: bool
+    scale: str | None
     softcap_key: str | None
 
 
@@ -206,16 +330,19 @@ class KeyRow:
 
     Args:
         disk: pattern of its name on disk; ``{layer}`` stands for a layer index.
-        native: pattern of its name in the generated model.
-        operation: ``rename`` (issue by issue, more operations come with the architectures that need them).
-        shape: the shape in the letters of the generated code's legend, for people.
+        native: patterns of its names in the generated model; several where the tensor on disk is a fused one.
+        operation: ``rename``; ``transpose`` (Conv1D); ``split``: along dimension 0; ``transpose, split``.
+        shape: the shape on disk in the letters of the generated code's legend, for people.
+        groups: for a split: expression of the number of groups; each group holds its share of every native tensor, in
+            order. ``1``: ``[q | k | v]``; ``config.num_attention_heads``: q, k and v of each head beside each other.
         only_if: boolean config field without which the tensor does not exist; empty where it always does.
     """
 
     disk: str
-    native: str
-    operation: Literal["rename"]
+    native: tuple[str, ...]
+    operation: Literal["rename", "transpose", "split", "transpose, split"]
     shape: str
+    groups: str = "1"
     only_if: str = ""
 
 
@@ -229,10 +356,18 @@ class IgnoredKey:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The checkpoint's layout on disk."""
+    """The checkpoint's layout on disk.
+
+    Args:
+        rows: every kind of tensor.
+        ignored: what some checkpoints hold besides.
+        base_prefix: prefix, with its dot, that names of the base model's tensors have here and lack in a checkpoint of
+            the base model alone, as some are published (``transformer.`` of GPT-2); None where all files have it.
+    """
 
     rows: tuple[KeyRow, ...]
     ignored: tuple[IgnoredKey, ...]
+    base_prefix: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +379,16 @@ class Tying:
 
 @dataclass(frozen=True, slots=True)
 class FixedField:
-    """A config field that the reference honours at other values but the generated code does not: it refuses them."""
+    """A config field that the reference honours at other values but the generated code does not: it refuses them.
+
+    Args:
+        value: this model's.
+        equals: another field that it must equal, where this model's value is only that.
+    """
 
     key: str
     value: Any
+    equals: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +404,8 @@ class ArchSpec:
     """A dense decoder-only language model.
 
     Args:
+        norm: the formula of the layers' norms, the final norm and the embedding's norm.
+        final_norm: whether a norm stands between the last layer and the head.
         architecture: the name in config.json's ``architectures``; the registry's key.
         reference_class: transformers' class that is the oracle.
         config_class: transformers' config class.
@@ -281,16 +424,34 @@ class ArchSpec:
     layer_kinds: tuple[LayerKind, ...]
     has_layer_types: bool
     norm: Norm
+    final_norm: bool
     attention: Attention
-    rope: Rope
+    rope: Rope | None
     mlp: Mlp
     block: Block
     head: Head
     tying: Tying
     checkpoint: Checkpoint
+    dropouts: Dropouts
     fixed: tuple[FixedField, ...]
     review: tuple[ReviewItem, ...]
     provenance: Mapping[str, Provenance] = field(hash=False)
+
+    @property
+    def biases(self) -> tuple[Bias, ...]:
+        """Every bias that a projection or a norm may have."""
+        a = self.attention
+        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+
+    @property
+    def scalar_expressions(self) -> tuple[str, ...]:
+        """Expressions of numbers that generated code reads from the config."""
+        a = self.attention
+        inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, self.mlp.inner_norm)
+        norms = [self.norm, *(norm for norm in inner if norm is not None)]
+        alibi = a.alibi.bias_max if a.alibi else None
+        found = (a.scale, a.softcap, alibi, self.embedding.scale, self.block.multiplier, self.head.scale)
+        return tuple(expression for expression in (*(norm.eps for norm in norms), *found) if expression)
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
         """Yield ``(dotted path, value)`` of every leaf that must have provenance."""

@@ -1,43 +1,46 @@
-"""From what was measured on the reference to an ArchSpec with the provenance of every field.
+"""From what was measured on the reference to an ArchSpec.
 
 ``measured`` is the JSON of :mod:`onboard.reference.probe`: of this very model (``onboard new``), or of the
-architecture's
-defaults as shipped in ``measured/`` (``onboard inspect``, which must not import torch). Nothing is guessed here: a
-field that neither
-config.json nor a measurement gives is an error.
+architecture's defaults as shipped in ``measured/`` (``onboard inspect``, which must not import torch). Nothing is
+guessed here: a field that neither config.json nor a measurement gives is an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from onboard.errors import Unsupported
 from onboard.facts._text import shown
+from onboard.spec._provenance import provenance
 from onboard.spec.arch import (
+    Alibi,
     ArchSpec,
     Attention,
     Bias,
     Block,
     Checkpoint,
     Dimensions,
+    Dropouts,
     Embedding,
     FixedField,
     Head,
-    IgnoredKey,
-    KeyRow,
     LayerKind,
     Mlp,
     Norm,
-    Provenance,
+    Positions,
+    QKNorm,
+    QueryScale,
     ReviewItem,
     Rope,
     Tying,
 )
-from onboard.spec.keys import ALIASES
+from onboard.spec.expressions import evaluate
+from onboard.spec.keys import SIZES
 from onboard.spec.review import unknown_keys
+from onboard.spec.rows import base_prefix, ignored_keys, key_rows, only_a_bias, reference_parameter
 
 
 def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]) -> ArchSpec:
@@ -53,39 +56,28 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         Unsupported: a field of the config changes the reference's output and no part of the spec reads it.
     """
     real, found = measured["real"], measured
-    attention = _attention(found)
-    mlp = _mlp(found)
-    block = Block(**{name: found["block"][name] for name in Block.__dataclass_fields__})
-    norm = Norm(found["norm"]["kind"], found["norm"]["offset"], found["norm"]["eps_key"])
-    rope = Rope(
-        types=tuple(found["rope"]["types"]),
-        served=tuple(found["rope"]["served"]),
-        per_layer_type=found["rope"]["per_layer_type"],
-        partial=found["rope"]["partial"],
-        parameters=real["rope_parameters"],
-    )
-    head = Head(found["head"]["bias"], found["head"]["softcap_key"])
-    dimensions = Dimensions(
-        **{name: real[name] for name in Dimensions.__dataclass_fields__ if name != "head_dim"},
-        head_dim=real["head_dim"] or real["hidden_size"] // real["num_attention_heads"],
-    )
+    found = {**found, "letters": _letters(found)}
+    attention, mlp = _attention(found), _mlp(found)
+    drops = found["dropouts"]
     spec = ArchSpec(
         architecture=architecture,
         model_type=model_type,
         reference_class=found["reference_class"],
         config_class=found["config_class"],
-        dimensions=dimensions,
-        embedding=Embedding(found["embedding"]["scale"]),
-        layer_kinds=_layer_kinds(real, attention),
+        dimensions=_dimensions(found),
+        embedding=_embedding(found),
+        layer_kinds=_layer_kinds(found, attention),
         has_layer_types=real["layer_types"] is not None,
-        norm=norm,
+        norm=_norm(found["norm"], _norm_bias(found)),
+        final_norm=found["final_norm"],
         attention=attention,
-        rope=rope,
+        rope=_rope(found),
         mlp=mlp,
-        block=block,
-        head=head,
+        block=Block(**{name: found["block"][name] for name in Block.__dataclass_fields__}),
+        head=Head(found["head"]["bias"], found["head"]["scale"], found["head"]["softcap_key"]),
+        dropouts=Dropouts(**{name: drops[name] for name in Dropouts.__dataclass_fields__}),
         tying=Tying(bool(real["tie_word_embeddings"])),
-        checkpoint=Checkpoint(_rows(found), _ignored(found)),
+        checkpoint=Checkpoint(key_rows(found), ignored_keys(found), base_prefix(found)),
         fixed=(),
         review=(),
         provenance={},
@@ -93,165 +85,184 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
     fixed = _fixed(spec, found)
     review = (
         *_length_dependent(spec),
+        *_not_built(found),
         *_unknown(spec, raw, found),
         *_normalised(raw, found),
         *_unvaried(spec, found),
         *(_fixed_review(item) for item in fixed),
     )
     spec = replace(spec, fixed=fixed, review=review)
-    return replace(spec, provenance=_provenance(spec, raw, found))
+    return replace(spec, provenance=provenance(spec, raw, found))
+
+
+def config_values(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of the real config by name, those that ``attribute_map`` renames by both, for :func:`evaluate`."""
+    real = found["real"]
+    values = {**real["values"], **real.get("lists", {}), **{name: real[name] for name in SIZES if name in real}}
+    values |= {name: real[name] for name in ("layer_types", "sliding_window") if name in real}
+    return values
+
+
+def _dimensions(found: Mapping[str, Any]) -> Dimensions:
+    real, a = found["real"], found["attention"]
+    values = config_values(found)
+    return Dimensions(
+        hidden_size=real["hidden_size"],
+        num_hidden_layers=real["num_hidden_layers"],
+        num_attention_heads=evaluate(a["num_heads"], values),
+        num_key_value_heads=evaluate(a["num_key_value_heads"], values),
+        head_dim=evaluate(a["head_dim"], values),
+        intermediate_size=evaluate(found["mlp"]["intermediate_size"], values),
+        vocab_size=real["vocab_size"],
+        max_position_embeddings=real["max_position_embeddings"],
+    )
 
 
 def _attention(found: Mapping[str, Any]) -> Attention:
-    a, live, layer = found["attention"], found["live"], f"{found['roles']['layers']}.0.{found['roles']['attention']}"
-    first = a["fused_qkv"] or a["q_proj"]
+    a = found["attention"]
+    layer = "model.layers.{layer}.self_attn"
+    copied = (
+        "num_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "rotary",
+        "rope_layers",
+        "scale",
+        "softcap",
+        "sinks",
+        "window_key",
+        "window_layers",
+    )
+    qk_norm = a["qk_norm"]
     return Attention(
-        name=found["roles"]["attention"],
-        **{
-            name: a[name]
-            for name in (
-                "fused_qkv",
-                "q_proj",
-                "k_proj",
-                "v_proj",
-                "o_proj",
-                "qk_norm",
-                "q_norm",
-                "k_norm",
-                "scale",
-                "window_key",
-                "window_layers",
-                "rope_layers_key",
-            )
-        },
-        qkv_bias=_bias(a["qkv_bias"], f"{layer}.{first}.bias", found),
-        o_bias=_bias(a["o_bias"], f"{layer}.{a['o_proj']}.bias", found),
-        dropout_key="attention_dropout" if live.get("attention_dropout", {}).get("effect") == "training" else None,
-        head_dim_key="head_dim" if found["real"]["head_dim"] is not None else None,
+        **{name: a[name] for name in copied},
+        q_bias=_bias(a["biases"]["q"], f"{layer}.q_proj.bias", found),
+        k_bias=_bias(a["biases"]["k"], f"{layer}.k_proj.bias", found),
+        v_bias=_bias(a["biases"]["v"], f"{layer}.v_proj.bias", found),
+        o_bias=_bias(a["biases"]["o"], f"{layer}.o_proj.bias", found),
+        qk_norm=qk_norm and QKNorm(_norm(qk_norm["norm"]), qk_norm["over"], qk_norm["after_rope"]),
+        output_norm=a["output_norm"] and _norm(a["output_norm"]),
+        alibi=a["alibi"] and Alibi(a["alibi"]["bias_max"], a["alibi"]["scaled"]),
+        dropout_key=found["dropouts"]["attention_weights"],
+        query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
+    )
+
+
+def _norm(found: Mapping[str, Any], bias: Bias | None = None) -> Norm:
+    own = bias or Bias(found["bias"])
+    return Norm(found["kind"], found["weight"], own, found["offset"], found["eps"])
+
+
+def _norm_bias(found: Mapping[str, Any]) -> Bias:
+    return _bias(found["norm"]["bias"], f"model.layers.{{layer}}.{_first_norm(found)}.bias", found)
+
+
+def _first_norm(found: Mapping[str, Any]) -> str:
+    places = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
+    return next((found["block"][place] for place in places if found["block"][place]), "")
+
+
+def _rope(found: Mapping[str, Any]) -> Rope | None:
+    rope = found["rope"]
+    if rope is None:
+        return None
+    return Rope(
+        types=tuple(rope["types"]),
+        served=tuple(rope["served"]),
+        per_layer_type=rope["per_layer_type"],
+        partial=rope["partial"],
+        dim=rope["dim"],
+        theta=rope["theta"],
+        reversed=rope["reversed"],
+        parameters=found["real"]["rope_parameters"] or {},
     )
 
 
 def _mlp(found: Mapping[str, Any]) -> Mlp:
     m = found["mlp"]
-    layer = f"{found['roles']['layers']}.0.{found['roles']['mlp']}"
-    names = ("fused", "gate_proj", "up_proj", "down_proj", "activation", "activation_key")
+    layer = "model.layers.{layer}.mlp"
     return Mlp(
-        name=found["roles"]["mlp"],
-        **{name: m[name] for name in names},
-        bias=_bias(m["bias"], f"{layer}.{m['down_proj']}.bias", found),
+        gated=m["gated"],
+        intermediate_size=m["intermediate_size"],
+        up_bias=_bias(m["biases"]["up"], f"{layer}.up_proj.bias", found),
+        down_bias=_bias(m["biases"]["down"], f"{layer}.down_proj.bias", found),
+        activation=m["activation"],
+        activation_key=m["activation_key"],
+        activation_parameters=m["activation_parameters"],
+        inner_norm=m["inner_norm"] and _norm(m["inner_norm"]),
     )
 
 
-def _bias(present: bool, parameter: str, found: Mapping[str, Any]) -> Bias:
+def _embedding(found: Mapping[str, Any]) -> Embedding:
+    e = found["embedding"]
+    positions = Positions(**e["positions"]) if e["positions"] else None
+    return Embedding(e["padding"], e["scale"], e["scales_inputs"], e["rounds_scale"], positions, e["norm"])
+
+
+def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:
     """A bias, and the boolean field that makes its parameter come or go; the config's value of that field decides."""
+    parameter = reference_parameter(found, native)
     for key, effect in found["live"].items():
-        if parameter in effect["added"] or parameter in effect["removed"]:
-            return Bias(bool(found["real"]["values"].get(key, present)), key)
+        changed = (*effect["added"], *effect["removed"])
+        if parameter in changed and only_a_bias(str(parameter), effect):
+            value = found["real"]["values"].get(key)
+            if isinstance(value, bool) and isinstance(found["tiny"].get(key), bool):
+                # Some fields take a bias away instead of adding it: `disable_bias`.
+                flipped = found["tiny"][key] != present
+                return Bias(value != flipped, None if flipped else key)
     return Bias(present)
 
 
-def _layer_kinds(real: Mapping[str, Any], attention: Attention) -> tuple[LayerKind, ...]:
-    depth: int = real["num_hidden_layers"]
-    kinds: list[LayerKind]
-    if attention.window_key is None or real["sliding_window"] is None:
-        kinds = ["full_attention"] * depth
-    elif attention.window_layers == "all":
-        kinds = ["sliding_attention"] * depth
-    else:
-        kinds = real["layer_types"]
+def _layer_kinds(found: Mapping[str, Any], attention: Attention) -> tuple[LayerKind, ...]:
+    depth: int = found["real"]["num_hidden_layers"]
+    values = config_values(found)
+    if attention.window_key is None or attention.window_layers is None or values.get(attention.window_key) is None:
+        full: LayerKind = "full_attention"
+        return (full,) * depth
+    kinds: list[LayerKind] = []
+    for index in range(depth):
+        slides = evaluate(attention.window_layers, values, index)
+        kinds.append("sliding_attention" if slides else "full_attention")
     return tuple(kinds)
 
 
-def _rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
-    """One row a kind of tensor: its pattern on disk, in the generated model, and the field that it depends on."""
-    optional = {
-        name: (key, name in effect["added"])
-        for key, effect in found["live"].items()
-        if effect["effect"] == "parameters"
-        for name in (*effect["added"], *effect["removed"])
-    }
-    rows: dict[str, KeyRow] = {}
-    unmapped = sorted(set(found["disk"]) - set(found["native"]))
-    if unmapped:
-        raise Unsupported(
-            f"The checkpoint's layout of {found['reference_class']} is not understood yet.",
-            f"{len(unmapped)} tensors have other names on disk than in memory, the first is {unmapped[0]}.",
-            "Report the architecture; renamed and regrouped checkpoints are the next thing that onboard learns.",
-            code="unsupported.layout",
-        )
-    for name in (*found["disk"], *(name for name in optional if name not in found["disk"])):
-        disk = re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
-        if disk in rows:
-            continue
-        key, _ = optional.get(name, ("", False))
-        shape = found["disk"].get(name) or found["disk"].get(re.sub(r"bias$", "weight", name), [])[:1]
-        rows[disk] = KeyRow(disk, _native(disk, found["roles"]), "rename", _shape(shape, found), key)
-    order = {"embedding": 0, "layers": 1, "final_norm": 2, "head": 3}
-
-    def place(row: KeyRow) -> tuple[int, str]:
-        role = next(name for name in order if row.disk.startswith(found["roles"][name]))
-        return order[role], ""
-
-    return tuple(sorted(rows.values(), key=place))
-
-
-def _ignored(found: Mapping[str, Any]) -> tuple[IgnoredKey, ...]:
-    """Old checkpoints store the frequencies of each layer's rotation, which today's models compute from the config."""
-    roles = found["roles"]
-    name = f"{roles['layers']}.{{layer}}.{roles['attention']}.rotary_emb.inv_freq"
-    return (IgnoredKey(name, "computed from the config; old files store it"),)
-
-
-def _native(disk: str, roles: Mapping[str, str]) -> str:
-    """The generated model keeps the names inside a layer; its trunk is named as upstream's."""
-    trunk = {"embedding": "model.embed_tokens", "layers": "model.layers", "final_norm": "model.norm", "head": "lm_head"}
-    for role, native in trunk.items():
-        if disk.startswith(roles[role] + "."):
-            return native + disk[len(roles[role]) :]
-    raise Unsupported(
-        "The checkpoint has a tensor outside of the decoder.",
-        f"{disk} belongs to neither embedding, layers, final norm nor head.",
-        "Report the architecture.",
-        code="unsupported.layout",
-    )
-
-
-def _shape(shape: list[int], found: Mapping[str, Any]) -> str:
-    """The tiny shape in the letters of the generated code, which its sizes give, since they all differ."""
-    tiny = found["tiny"]
-    head_dim = tiny.get("head_dim") or tiny["hidden_size"] // tiny["num_attention_heads"]
-    heads, kv_heads = tiny["num_attention_heads"], tiny["num_key_value_heads"]
+def _letters(found: Mapping[str, Any]) -> dict[str, str]:
+    """Sizes of the tiny model in the letters of the generated code."""
+    tiny = found["tiny_sizes"] if "tiny_sizes" in found else found["tiny"]
+    a, values = found["attention"], {**found["tiny"], **tiny}
+    heads, kv_heads, head_dim = (evaluate(a[name], values) for name in ("num_heads", "num_key_value_heads", "head_dim"))
+    width = evaluate(found["mlp"]["intermediate_size"], values)
     words = {
         (heads + 2 * kv_heads) * head_dim: "(N + 2K)D",
         kv_heads * head_dim: "KD",
         heads * head_dim: "ND",
-        2 * tiny["intermediate_size"]: "2F",
+        2 * width: "2F",
         head_dim: "D",
-        tiny["intermediate_size"]: "F",
-        tiny["vocab_size"]: "V",
-        tiny["hidden_size"]: "H",
+        width: "F",
+        values["vocab_size"]: "V",
+        values["hidden_size"]: "H",
     }
-    return "[" + ", ".join(words.get(size, str(size)) for size in shape) + "]"
+    return {str(size): word for size, word in words.items()}
 
 
-def read_keys(spec: ArchSpec) -> set[str]:
-    """Config fields that generated code reads."""
-    a, m, b = spec.attention, spec.mlp, spec.block
-    named: Iterable[str | None] = (
-        spec.norm.eps_key,
-        a.qkv_bias.key,
-        a.o_bias.key,
-        a.window_key,
-        a.dropout_key,
-        a.rope_layers_key,
-        a.head_dim_key,
-        m.bias.key,
-        m.activation_key,
-        b.dropout_key,
-        spec.head.softcap_key,
-        *re.findall(r"config\.(\w+)", f"{a.scale} {spec.embedding.scale}"),
-    )
-    return {name for name in named if name}
+def read_keys(spec: ArchSpec, attribute_map: Mapping[str, str]) -> set[str]:
+    """Config fields that generated code reads, by the names that the config class declares.
+
+    Args:
+        spec: the architecture.
+        attribute_map: other name of a field to the declared one.
+    """
+    named: set[str] = set()
+    for path, value in spec.leaves():
+        if path.split(".")[0] not in _SECTIONS or not isinstance(value, str):
+            continue
+        named.update(re.findall(r"config\.(\w+)", value))
+        if path.endswith("key") or path.startswith("dropouts."):
+            named.add(value)
+    return {attribute_map.get(name, name) for name in named}
+
+
+_SECTIONS = frozenset(("embedding", "norm", "attention", "rope", "mlp", "block", "head", "dropouts"))
 
 
 def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
@@ -274,12 +285,21 @@ def _fixed(spec: ArchSpec, found: Mapping[str, Any]) -> tuple[FixedField, ...]:
                 f"Set {name} to 0 in a copy of config.json if you train without it, or report the architecture.",
                 code="unsupported.dropout",
             )
-    return tuple(FixedField(name, found["real"]["values"].get(name)) for name in sorted(unread))
+    return tuple(_fixed_field(name, found) for name in sorted(unread))
+
+
+def _fixed_field(name: str, found: Mapping[str, Any]) -> FixedField:
+    real, tiny, sizes = found["real"], found["tiny"], found.get("tiny_sizes", {})
+    value = real["values"].get(name)
+    # A size that the tiny model shrinks is held to the field that it shrinks with.
+    same = [key for key in SIZES if sizes.get(key) == tiny.get(name) and real.get(key) == value]
+    shrunk = isinstance(value, int) and value != tiny.get(name)
+    return FixedField(name, value, same[0] if shrunk and same else None)
 
 
 def _unread(spec: ArchSpec, found: Mapping[str, Any]) -> list[str]:
     """Fields that are live, or of which nothing is known, and that generated code does not read."""
-    return [name for name in found["live"] if name not in read_keys(spec)]
+    return [name for name in found["live"] if name not in read_keys(spec, found["real"].get("attribute_map", {}))]
 
 
 def _unvaried(spec: ArchSpec, found: Mapping[str, Any]) -> list[ReviewItem]:
@@ -294,15 +314,16 @@ def _unvaried(spec: ArchSpec, found: Mapping[str, Any]) -> list[ReviewItem]:
 
 
 def _fixed_review(item: FixedField) -> ReviewItem:
+    served = item.equals or repr(item.value)
     return ReviewItem(
-        f"config.{item.key} changes the reference; the generated code serves only {item.key}={item.value!r}.",
+        f"config.{item.key} changes the reference; the generated code serves only {item.key}={served}.",
         "The model refuses other values. Extend it where a checkpoint of this family needs one.",
     )
 
 
 def _unknown(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[ReviewItem]:
     known = set(found["real"]["fields"])
-    if not any(bias.present for bias in (spec.attention.qkv_bias, spec.attention.o_bias, spec.mlp.bias)):
+    if not any(bias.present for bias in spec.biases):
         # A switch for a bias that is off agrees with what was measured: there is none.
         known |= {key for key, value in raw.items() if key.endswith("bias") and value is False}
     return [
@@ -315,7 +336,7 @@ def _unknown(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]) -
 
 
 def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
-    types = spec.rope.length_dependent
+    types = spec.rope.length_dependent if spec.rope else ()
     if not types:
         return []
     return [
@@ -324,6 +345,18 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
             "when generation crosses the original length.",
             "Training is not affected. transformers' own cached and uncached tokens differ there too; "
             "generation is proven up to that length.",
+        )
+    ]
+
+
+def _not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
+    error = found["real"].get("error")
+    if not error:
+        return []
+    return [
+        ReviewItem(
+            f"transformers cannot build {found['reference_class']} from this config.json: {shown(error)}.",
+            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
         )
     ]
 
@@ -337,47 +370,3 @@ def _normalised(raw: Mapping[str, Any], found: Mapping[str, Any]) -> list[Review
         )
         for key, value in found["real"]["normalised"].items()
     ]
-
-
-def _provenance(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Provenance]:
-    """Where each leaf comes from: a key of config.json, the reference's config class, or a measurement."""
-    reference = f"transformers {found['transformers']}"
-    out: dict[str, Provenance] = {}
-    for path, _ in spec.leaves():
-        section, _, leaf = path.partition(".")
-        if section == "dimensions":
-            out[path] = _from_config(leaf, raw, found)
-        elif section in ("architecture", "model_type"):
-            key = "architectures" if section == "architecture" else "model_type"
-            out[path] = Provenance("config.json", key)
-        elif section in ("reference_class", "config_class"):
-            out[path] = Provenance(reference, "class look-up by architecture, then model_type")
-        elif section in ("layer_kinds", "has_layer_types"):
-            out[path] = Provenance("config.json", "layer pattern as read by " + found["config_class"])
-        elif section == "tying":
-            out[path] = _from_config("tie_word_embeddings", raw, found)
-        elif section == "checkpoint":
-            out[path] = Provenance(reference, "safetensors that save_pretrained of the tiny model writes")
-        elif section == "fixed":
-            out[path] = Provenance("measured", "each config field varied by itself on the tiny reference")
-        elif path == "rope.parameters":
-            out[path] = _from_config("rope_parameters", raw, found)
-        elif leaf.endswith(".key") or leaf.endswith("bias.present"):
-            out[path] = Provenance("measured", "parameters that appear when the field is flipped")
-        else:
-            difference = found.get(section, {}).get("difference")
-            number = "" if difference is None else f"max difference {difference:.1e}"
-            on_defaults = found["origin"] if found["origin"].startswith("defaults") else ""
-            out[path] = Provenance("measured", ", ".join(part for part in (on_defaults, number) if part))
-    return out
-
-
-def _from_config(name: str, raw: Mapping[str, Any], found: Mapping[str, Any]) -> Provenance:
-    # Of other spellings the class reads only those that it declares; it ignores the rest.
-    spellings = tuple(key for key in ALIASES.get(name, (name,)) if key == name or key in found["real"]["fields"])
-    if name == "rope_parameters":
-        spellings = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq", "rotary_emb_base")
-    used = [spelling for spelling in spellings if raw.get(spelling) is not None]
-    if used:
-        return Provenance("config.json", ", ".join(used) if name == "rope_parameters" else used[0])
-    return Provenance(f"transformers {found['transformers']}", f"default of {found['config_class']}")

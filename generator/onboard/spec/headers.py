@@ -24,7 +24,7 @@ def compare_headers(spec: ArchSpec, names: Iterable[str], biases_on: Sequence[st
     ignored = [re.escape(item.disk).replace(r"\{layer\}", r"\d+") for item in spec.checkpoint.ignored]
     published = {name for name in names if not any(re.fullmatch(pattern, name) for pattern in ignored)}
     tied, layers = spec.tying.tied, spec.dimensions.num_hidden_layers
-    head = next((row.disk for row in spec.checkpoint.rows if row.native == "lm_head.weight"), None)
+    head = next((row.disk for row in spec.checkpoint.rows if row.native == ("lm_head.weight",)), None)
     expected = {
         row.disk.replace("{layer}", str(layer))
         for row in spec.checkpoint.rows

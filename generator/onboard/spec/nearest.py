@@ -11,18 +11,28 @@ from onboard.spec.static import measured_architecture, measured_types
 _TRAITS = (
     ("norm", "kind", "norm"),
     ("norm", "offset", "norm offset"),
-    ("mlp", "fused", "fused gate and up"),
+    ("norm", "weight", "norm weights"),
+    ("norm", "bias", "norm biases"),
+    ("mlp", "gated", "gated MLP"),
     ("mlp", "activation", "activation"),
-    ("attention", "fused_qkv", "fused q, k and v"),
+    ("attention", "rotary", "rotary pairs"),
+    ("attention", "biases", "projection biases"),
+    ("attention", "softcap", "cap on the scores"),
+    ("attention", "sinks", "sinks"),
+    ("attention", "alibi", "position bias"),
     ("attention", "qk_norm", "q/k norm"),
     ("attention", "scale", "softmax scale"),
     ("attention", "window_layers", "sliding window"),
-    ("attention", "rope_layers_key", "layers without rotation"),
+    ("attention", "rope_layers", "layers without rotation"),
     ("rope", "per_layer_type", "rotation by layer type"),
     ("rope", "partial", "partial rotation"),
     ("block", "pre_attention_norm", "norm before attention"),
     ("block", "post_attention_norm", "norm after attention"),
+    ("block", "parallel", "parallel attention and MLP"),
+    ("block", "multiplier", "residual multiplier"),
+    ("embedding", "positions", "absolute positions"),
     ("embedding", "scale", "embedding scale"),
+    ("head", "scale", "logit scale"),
     ("head", "softcap_key", "logit cap"),
 )
 
@@ -65,7 +75,5 @@ def nearest(measured: Mapping[str, Any], model_type: str, count: int = 3) -> lis
 
 def _norm(section: str, field: str, measured: Mapping[str, Any]) -> Any:
     """A trait without its names: whether a norm stands there matters, not what it is called."""
-    value = measured[section][field]
-    return (
-        value is not None if field.endswith(("_norm", "_key", "fused", "fused_qkv")) and field != "qk_norm" else value
-    )
+    value = (measured[section] or {}).get(field)
+    return value is not None if field.endswith(("_norm", "_key")) and field != "qk_norm" else value

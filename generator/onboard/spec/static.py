@@ -66,11 +66,13 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
     real["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings", default["tie_word_embeddings"]))
     real["sliding_window"] = _window(raw, values, default, declared)
     real["layer_types"] = _layer_types(raw, values, real, default)
-    real["rope_parameters"] = _rope(raw, values, real, default["rope_parameters"])
+    if default["rope_parameters"] is not None:
+        real["rope_parameters"] = _rope(raw, values, real, default["rope_parameters"])
     real["values"] = values | {key: real[key] for key in values if key in real}
     real["normalised"] = {}
     key = measured["mlp"]["activation_key"]
-    activation = values[key]
+    activation = values[key] if key else measured["mlp"]["activation"]
+    rope = measured["rope"]
     rope_types = _rope_types(real["rope_parameters"])
     _check_known("activation", [activation], known_names()["activations"])
     _check_known("rope type", rope_types, known_names()["rope_types"])
@@ -78,10 +80,11 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
         **measured,
         "real": real,
         "mlp": {**measured["mlp"], "activation": activation},
-        "rope": {
-            **measured["rope"],
+        "rope": rope
+        and {
+            **rope,
             "types": rope_types,
-            "served": {name: None for name in measured["rope"]["served"] if name not in rope_types},
+            "served": {name: None for name in rope["served"] if name not in rope_types},
         },
     }
 

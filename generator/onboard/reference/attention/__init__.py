@@ -1,0 +1,1 @@
+"""Hypotheses on attention: projections, norms of queries and keys, positions, scores, masks."""

@@ -1,0 +1,175 @@
+"""Hypotheses on what stands before the first layer and after the last: embedding, positions, head."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from onboard.reference.build import build
+from onboard.reference.meanings import size, spelling
+from onboard.reference.record import Recording, close, record
+from onboard.reference.roles import Roles, Unexplained, is_norm
+
+
+def explain_embedding(
+    model: PreTrainedModel, input_ids: torch.Tensor, roles: Roles, recording: Recording
+) -> dict[str, Any]:
+    """Find what makes the first layer's input of the token embedding's rows.
+
+    Returns:
+        ``embedding`` and ``modules`` of the measurement.
+
+    Raises:
+        Unexplained: no known scale, positions and norm do.
+    """
+    rows = model.get_input_embeddings().weight[input_ids]
+    found = recording[roles.layer(0)].x
+    modules = [_module(roles.embedding, "model.embed_tokens")]
+    norm: str | None = None
+    for path, call in recording.items():
+        outside = not path.startswith(f"{roles.layers}.")
+        if not outside or not is_norm(model.get_submodule(path), call.x, call.output):
+            continue
+        if call.output.shape == found.shape and torch.equal(call.output, found):
+            norm, found = path, call.x
+    if norm is not None and norm != roles.final_norm:
+        modules.append(_module(norm, "model.embed_norm"))
+    elif norm is not None and any(True for _ in model.get_submodule(norm).parameters()):
+        raise Unexplained("embedding", f"{norm} normalises both the embeddings and the last hidden states")
+    if found.shape != rows.shape:
+        raise Unexplained("embedding", f"rows {tuple(rows.shape)} become {tuple(found.shape)} before the first layer")
+    nearest = []
+    for scale, factor in _scales(model.config).items():
+        for positions, vectors, table in _positions(model, roles, recording, input_ids.shape[1]):
+            expected = rows * factor + vectors
+            difference = close(expected, found)
+            if difference is not None:
+                if table:
+                    modules.append(_module(table, "model.embed_positions"))
+                looked_up = recording[roles.embedding].output
+                embedding = {
+                    "scale": scale,
+                    "scales_inputs": scale is not None and close(looked_up, rows) is not None,
+                    "positions": positions,
+                    "norm": norm is not None,
+                }
+                return {"embedding": {**embedding, "difference": difference}, "modules": modules}
+            nearest.append(f"times {scale or 1} {'and positions' if positions else ''}")
+    raise Unexplained("embedding", "the first layer's input is no known function of the rows", tuple(nearest[:4]))
+
+
+@torch.no_grad()
+def rounds_scale(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], embedding: Mapping[str, Any], roles: Roles, ids: torch.Tensor
+) -> bool:
+    """Whether the embeddings' scale is rounded to bf16 before they are multiplied in bf16."""
+    scale = embedding["scale"]
+    if scale is None:
+        return False
+    model = build(cls, dict(fields)).to(torch.bfloat16)
+    recording, _ = record(model, input_ids=ids)
+    scaled = recording[roles.layer(0)].x if embedding["scales_inputs"] else recording[roles.embedding].output
+    rows = model.get_input_embeddings().weight[ids]
+    factor = torch.tensor(_scales(model.config)[scale])
+    return torch.equal(rows * factor.to(torch.bfloat16), scaled) and not torch.equal(rows * factor.item(), scaled)
+
+
+def pads(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:
+    """Whether the embedding's row of ``config.pad_token_id`` gets no gradient."""
+    token = 2
+    try:
+        model = build(cls, {**fields, "pad_token_id": token})
+    except Exception:  # the class takes no such field
+        return False
+    return getattr(model.get_input_embeddings(), "padding_idx", None) == token
+
+
+def _module(reference: str, native: str) -> dict[str, Any]:
+    return {"reference": reference, "native": [native], "transposed": False, "groups": "1"}
+
+
+def _scales(config: PretrainedConfig) -> dict[str | None, float]:
+    out: dict[str | None, float] = {None: 1.0}
+    out |= {
+        f"config.{name}": float(value)
+        for name, value in vars(config).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        if "emb" in name and any(word in name for word in ("scale", "multiplier")) and value != 1.0
+    }
+    out["config.hidden_size**0.5"] = config.hidden_size**0.5
+    return out
+
+
+def _positions(
+    model: PreTrainedModel, roles: Roles, recording: Recording, length: int
+) -> list[tuple[dict[str, Any] | None, torch.Tensor, str | None]]:
+    """Candidates: none, each table of learned positions, sines and cosines with each offset."""
+    config = model.config
+    out: list[tuple[dict[str, Any] | None, torch.Tensor, str | None]] = [(None, torch.zeros(()), None)]
+    key = spelling(config, "max_position_embeddings")
+    most = size(config, "max_position_embeddings")
+    for path, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and path != roles.embedding and not path.startswith(f"{roles.layers}."):
+            if key is None or most is None or module.weight.shape[0] < most:
+                continue
+            offset = module.weight.shape[0] - most
+            vectors = module.weight[offset : offset + length]
+            if vectors.shape[0] == length:
+                found = {"kind": "learned", "offset": offset, "size": f"config.{key}", "reaches_base": False}
+                out.append((found, vectors, path))
+    for offset, full in itertools.product(range(4), (False, True)):
+        found = {"kind": "sinusoidal", "offset": offset, "size": f"config.{key}", "reaches_base": full}
+        out.append((found, sinusoids(torch.arange(length) + offset, config.hidden_size, full), None))
+    return out
+
+
+def sinusoids(positions: torch.Tensor, dim: int, reaches_base: bool) -> torch.Tensor:
+    """Sines in the first half, cosines in the second (arXiv:1706.03762, section 3.5): ``[S, dim]``.
+
+    Args:
+        positions: ``[S]``.
+        dim: width.
+        reaches_base: whether the longest wavelength is that of the base itself, so that the exponents run from 0 to 1
+            (fairseq); in the paper they end one step before.
+    """
+    half = dim // 2
+    steps = half - 1 if reaches_base else half
+    angles = positions.float()[:, None] * torch.exp(-torch.arange(half).float() * (math.log(10000) / steps))
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, recording: Recording) -> dict[str, Any]:
+    """Check that the logits are the head's output on the final norm, times a factor and capped where the config says.
+
+    Raises:
+        Unexplained: they are not.
+    """
+    head = recording[roles.head]
+    last = roles.final_norm or roles.layer(len(model.get_submodule(roles.layers)) - 1)
+    if close(recording.last(last).output, head.x) is None:
+        raise Unexplained("head", "the head does not take the last hidden states")
+    numbers = {
+        name: float(value)
+        for name, value in vars(model.config).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value
+    }
+    scales: dict[str | None, float] = {None: 1.0}
+    for name, value in numbers.items():
+        if (("logit" in name or "head" in name) and "scal" in name) or name.endswith("lm_head_multiplier"):
+            scales |= {f"config.{name}": value, f"1 / config.{name}": 1 / value}
+    caps = {name: value for name, value in numbers.items() if "softcap" in name}
+    bias = getattr(model.get_output_embeddings(), "bias", None) is not None
+    for scale, factor in scales.items():
+        scaled = head.output * factor
+        for key, cap in ({None: 0.0} | caps).items():
+            difference = close(cap * torch.tanh(scaled / cap) if key else scaled, logits)
+            if difference is not None:
+                return {"bias": bias, "scale": scale, "softcap_key": key, "difference": difference}
+    tried = (*map(str, scales), *(f"cap {key}" for key in caps))
+    raise Unexplained("head", "the logits are not the head's output", tried)

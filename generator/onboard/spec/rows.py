@@ -1,0 +1,132 @@
+"""The key map: one row for each kind of tensor of the checkpoint, from what the probe saw."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from onboard.errors import Unsupported
+from onboard.spec.arch import IgnoredKey, KeyRow
+
+_ORDER = ("model.embed_tokens", "model.embed_positions", "model.embed_norm", "model.layers", "model.norm", "lm_head")
+
+
+def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
+    """One row a kind of tensor: its pattern on disk, in the generated model, and the field that it depends on.
+
+    Raises:
+        Unsupported: a tensor that no module of the decoder explains.
+    """
+    # A field that takes a tensor away where it is true is no condition but another architecture, which is refused.
+    optional = {
+        disk_name(found, name): key
+        for key, effect in found["live"].items()
+        if effect["effect"] == "parameters" and isinstance(found["tiny"].get(key), bool)
+        for name in effect["removed" if found["tiny"][key] else "added"]
+        if only_a_bias(name, effect)
+    }
+    rows: dict[str, KeyRow] = {}
+    for name in (*found["disk"], *(name for name in optional if name not in found["disk"])):
+        pattern = re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
+        if pattern in rows:
+            continue
+        if name not in found["disk"] and not _explained(name, found):
+            continue  # of a setting that is not served: the field that brings it is refused
+        shape = found["disk"].get(name) or found["disk"].get(re.sub(r"bias$", "weight", name), [])[:1]
+        rows[pattern] = _row(pattern, _shape(shape, found), optional.get(name, ""), found)
+
+    def place(row: KeyRow) -> int:
+        return next(index for index, prefix in enumerate(_ORDER) if row.native[0].startswith(prefix))
+
+    return tuple(sorted(rows.values(), key=place))
+
+
+def only_a_bias(parameter: str, effect: Mapping[str, Any]) -> bool:
+    """Whether a field brings the bias of a module that is there anyway."""
+    module, _, leaf = parameter.rpartition(".")
+    return leaf == "bias" and f"{module}.weight" not in (*effect["added"], *effect["removed"])
+
+
+def _explained(parameter: str, found: Mapping[str, Any]) -> bool:
+    """Whether a parameter belongs to a module that was explained."""
+    pattern = re.sub(r"\.\d+\.", ".{layer}.", parameter, count=1)
+    return any(entry["reference"] in (pattern, pattern.rpartition(".")[0]) for entry in found["modules"])
+
+
+def disk_name(found: Mapping[str, Any], parameter: str) -> str:
+    """Name on disk of a parameter of the reference; they are the same but where the reference converts them."""
+    renamed: str = found.get("disk_of", {}).get(parameter, parameter)
+    return renamed
+
+
+def reference_parameter(found: Mapping[str, Any], native: str) -> str | None:
+    """The reference's parameter in layer 0 that a native one comes from, by its pattern; None where none does."""
+    path, _, leaf = native.rpartition(".")
+    for entry in found["modules"]:
+        if native in entry["native"]:
+            return str(entry["reference"]).replace("{layer}", "0")
+        if path in entry["native"]:
+            return f"{entry['reference']}.{leaf}".replace("{layer}", "0")
+    return None
+
+
+def _row(pattern: str, shape: str, only_if: str, found: Mapping[str, Any]) -> KeyRow:
+    path, _, leaf = pattern.rpartition(".")
+    for entry in found["modules"]:
+        if pattern == disk_name(found, entry["reference"]):
+            return KeyRow(pattern, tuple(entry["native"]), "rename", shape, only_if=only_if)
+        if path != _module_on_disk(found, entry["reference"], leaf):
+            continue
+        native = tuple(f"{name}.{leaf}" for name in entry["native"])
+        transposed = entry["transposed"] and leaf == "weight"
+        operation: Literal["rename", "transpose", "split", "transpose, split"]
+        if len(native) > 1:
+            operation = "transpose, split" if transposed else "split"
+        else:
+            operation = "transpose" if transposed else "rename"
+        return KeyRow(pattern, native, operation, shape, entry["groups"], only_if)
+    raise Unsupported(
+        "The checkpoint has a tensor outside of the decoder.",
+        f"{pattern} belongs to no part of {found['reference_class']} that was explained.",
+        "Report the architecture.",
+        code="unsupported.layout",
+    )
+
+
+def _module_on_disk(found: Mapping[str, Any], reference: str, leaf: str) -> str:
+    """Path on disk of a module, of which one parameter is looked for."""
+    name = disk_name(found, f"{reference.replace('{layer}', '0')}.{leaf}")
+    path = name.rpartition(".")[0]
+    return re.sub(r"\.\d+\.", ".{layer}.", path + ".", count=1)[:-1] if "{layer}" in reference else path
+
+
+def ignored_keys(found: Mapping[str, Any]) -> tuple[IgnoredKey, ...]:
+    """Old checkpoints store tables and masks that today's models compute from the config."""
+    attention = f"{found['roles']['layers']}.{{layer}}.{found['roles']['attention']}"
+    out = []
+    if found["rope"]:
+        out.append(IgnoredKey(f"{attention}.rotary_emb.inv_freq", "computed from the config; old files store it"))
+    patterns = [re.compile(pattern) for pattern in found.get("ignored_patterns", ())]
+    for leaf in ("bias", "masked_bias"):
+        name = f"{attention}.{leaf}"
+        if any(pattern.search(name.replace("{layer}", "0")) for pattern in patterns):
+            out.append(IgnoredKey(name, "the causal mask; old files store it"))
+    return tuple(out)
+
+
+def _shape(shape: list[int], found: Mapping[str, Any]) -> str:
+    """The tiny shape in the letters of the generated code, which its sizes give, since they mostly differ."""
+    words = found["letters"]
+    return "[" + ", ".join(words.get(str(size), str(size)) for size in shape) + "]"
+
+
+def base_prefix(found: Mapping[str, Any]) -> str | None:
+    """Prefix of the base model's tensors that files of the base model alone lack, as transformers loads them too.
+
+    Classes that call the base model ``model`` are published with their heads; the older names (``transformer``) come
+    from times when the base model was.
+    """
+    prefix = f"{found.get('base_model_prefix') or 'model'}."
+    named = any(name.startswith(prefix) for name in found["disk"])
+    return prefix if named and prefix != "model." else None
