@@ -40,6 +40,11 @@ MAMBA: dict[str, Any] = {
 }
 
 
+def waves(self: Any, x: torch.Tensor) -> Any:
+    """An MLP that nobody has thought of."""
+    return self.down_proj(self.gate_proj(x).sin() * self.up_proj(x).cos())
+
+
 def measure(cls: Any, fields: dict[str, Any], problem: Any = PROBLEM) -> dict[str, Any]:
     return measure_reuse(cls, cls.config_class(**fields), fields, problem)
 
@@ -115,23 +120,23 @@ def test_a_state_space_model() -> None:
     }
 
 
-def test_parts_are_explained_one_by_one() -> None:
-    fields = {**LLAMA, "hidden_act": "xielu"}
-    model = build(ApertusForCausalLM, fields)
-    found = {module["path"]: module for module in explain_each(model, ids(), "model.layers", PROBLEM)}
+def test_parts_are_explained_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama.LlamaMLP, "forward", waves)
+    model = build(LlamaForCausalLM, LLAMA)
+    found = {module["path"]: module for module in explain_each(model, LLAMA, ids(), "model.layers", PROBLEM)}
     assert found["model.layers.*.mlp"]["origin"] == "novel"
     assert found["model.layers.*.self_attn"]["origin"] == "reused"
-    assert "explained as grouped-query attention" in found["model.layers.*.self_attn"]["why"]
-    assert found["model.norm"]["why"].startswith("ApertusRMSNorm: explained as RMS norm")
+    assert "explained as softmax attention" in found["model.layers.*.self_attn"]["why"]
+    assert found["model.norm"]["why"].startswith("LlamaRMSNorm: explained as RMS norm")
     assert found["model.rotary_emb"]["origin"] == "reused"
 
 
 def test_something_is_novel_where_there_is_a_problem() -> None:
     model = build(LlamaForCausalLM, LLAMA)
-    modules = explain_each(model, ids(), "model.layers", PROBLEM)
+    modules = explain_each(model, LLAMA, ids(), "model.layers", PROBLEM)
     assert [module["path"] for module in modules if module["origin"] == "novel"] == ["model.layers.*"]
     assert "attention: no candidate reproduces it; tried: one, two" in modules[-1]["why"]
-    assert not any(module["origin"] == "novel" for module in explain_each(model, ids(), "model.layers", None))
+    assert not any(module["origin"] == "novel" for module in explain_each(model, LLAMA, ids(), "model.layers", None))
 
 
 def test_parameters_that_transformers_leaves_alone() -> None:
@@ -266,11 +271,6 @@ def asked(style: str, **keys: Any) -> dict[str, Any]:
     request = {"architecture": "LlamaForCausalLM", "model_type": "llama", "config": raw, "style": style}
     found: dict[str, Any] = json.loads(answer(request))
     return found
-
-
-def waves(self: Any, x: torch.Tensor) -> Any:
-    """An MLP that nobody has thought of."""
-    return self.down_proj(self.gate_proj(x).sin() * self.up_proj(x).cos())
 
 
 def test_styles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from onboard.reference.attention.fit import fit_layers
+from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.ends import explain_embedding
 from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
@@ -23,12 +24,17 @@ from onboard.reference.roles import LINEAR, Roles, Unexplained, find_roles, is_n
 
 
 def explain_each(
-    model: PreTrainedModel, input_ids: torch.Tensor, layers: str | None, problem: Mapping[str, Any] | None
+    model: PreTrainedModel,
+    fields: Mapping[str, Any],
+    input_ids: torch.Tensor,
+    layers: str | None,
+    problem: Mapping[str, Any] | None,
 ) -> list[dict[str, str]]:
     """Try every hypothesis on every module of the decoder by itself.
 
     Args:
         model: the tiny reference.
+        fields: constructor arguments of its config.
         input_ids: ``[1, S]``, longer than the tiny window.
         layers: path of the list of decoder layers, or None where there is none.
         problem: what the probe of the whole model could not explain: ``part``, ``what``, ``nearest``.
@@ -42,23 +48,76 @@ def explain_each(
         roles: Roles | None = find_roles(model, recording)
     except Exception:  # an order of modules that no hypothesis knows
         roles = None
-    modules = [_embedding(model, input_ids, roles, recording)]
+    evidence = _Evidence(model, dict(fields), input_ids, recording, roles, layers)
+    modules = [_embedding(evidence)]
     stack = model.get_submodule(layers) if layers else nn.ModuleList()
     seen: set[tuple[str, type[nn.Module]]] = set()
     for index, layer in enumerate(stack):
         for name, child in layer.named_children():
-            if (name, type(child)) in seen or not any(True for _ in child.parameters()):
-                continue
-            seen.add((name, type(child)))
-            why, origin = _explain(child, f"{layers}.{index}.{name}", name, model, roles, recording)
-            modules.append({"path": f"{layers}.*.{name}", "origin": origin, "why": f"{type(child).__name__}: {why}"})
-    inside = f"{layers}." if layers else ""
+            if (name, type(child)) not in seen and any(True for _ in child.parameters()):
+                seen.add((name, type(child)))
+                modules.append(evidence.entry(f"{layers}.*.{name}", f"{layers}.{index}.{name}", index))
     for path, module in model.named_modules():
-        if is_norm(module) and path in recording and not (inside and path.startswith(inside)) and _below(path, model):
-            why, origin = _explain(module, path, path, model, roles, recording)
-            modules.append({"path": path, "origin": origin, "why": f"{type(module).__name__}: {why}"})
+        inside = layers is not None and path.startswith(f"{layers}.")
+        if is_norm(module) and path in recording and not inside and path.startswith(f"{model.base_model_prefix}."):
+            modules.append(evidence.entry(path, path, 0))
     modules += _beside(model, layers, {module["path"] for module in modules})
     return _with_problem(modules, layers, problem)
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What the hypotheses are tried on; ``roles`` is None where they are not known."""
+
+    model: PreTrainedModel
+    fields: dict[str, Any]
+    input_ids: torch.Tensor
+    recording: Recording
+    roles: Roles | None
+    layers: str | None
+
+    def entry(self, shown: str, path: str, index: int) -> dict[str, str]:
+        """The report on one module, of which `index` is the decoder layer."""
+        kind = type(self.model.get_submodule(path)).__name__
+        try:
+            what, difference = self._explain(path, index)
+        except Unexplained as error:
+            nearest = f"; tried: {', '.join(error.nearest[:3])}" if error.nearest else ""
+            return {"path": shown, "origin": "novel", "why": f"{kind}: {error.what}{nearest}"}
+        except Exception as error:  # a module that is built or called in another way than the hypotheses know
+            why = f"no hypothesis can be tried on it ({type(error).__name__}: {str(error)[:80]})"
+            return {"path": shown, "origin": "novel", "why": f"{kind}: {why}"}
+        why = f"explained as {what} (max difference {difference:.1e}), reused with the decoder"
+        return {"path": shown, "origin": "reused", "why": f"{kind}: {why}"}
+
+    def _explain(self, path: str, index: int) -> tuple[str, float]:
+        module = self.model.get_submodule(path)
+        if self.roles is not None and path == f"{self.roles.layer(index)}.{self.roles.attention}":
+            parts = (self.fields, self.model, self.roles, self.recording, self.input_ids)
+            attention = explain_attentions(type(self.model), *parts)["attention"]
+            return "softmax attention", attention["difference"]
+        if is_norm(module):
+            found = explain_norms({path: module}, module.weight.shape[0], self.model.config)
+            return {"rms": "RMS norm", "layer": "layer norm"}[found["kind"]], found["difference"]
+        if isinstance(module, LINEAR):
+            raise Unexplained("mlp", "a projection at a place that no hypothesis knows")
+        if _mixes(module):
+            raise Unexplained("attention", "no hypothesis is about a layer with such a mixer")
+        return self._explain_mlp(path, index)
+
+    def _explain_mlp(self, path: str, index: int) -> tuple[str, float]:
+        layer = f"{self.layers}.{index}."
+        linears = tuple(
+            inner.removeprefix(layer)
+            for inner in self.recording
+            if inner.startswith(f"{path}.") and isinstance(self.model.get_submodule(inner), LINEAR)
+        )
+        if len(linears) < 2:
+            raise Unexplained("mlp", f"no hypothesis is about a module with {len(linears)} projections that run")
+        # Taken for the MLP of its layer, whatever its neighbours are.
+        roles = Roles("", str(self.layers), None, "", "", path.removeprefix(layer), linears)
+        found = explain_mlp(self.model, roles, self.recording, index)
+        return f"{'gated' if found['gated'] else 'plain'} MLP with {found['activation']}", found["difference"]
 
 
 def _beside(model: PreTrainedModel, layers: str | None, named: set[str]) -> list[dict[str, str]]:
@@ -73,52 +132,18 @@ def _beside(model: PreTrainedModel, layers: str | None, named: set[str]) -> list
     return beside
 
 
-def _below(path: str, model: PreTrainedModel) -> bool:
-    return path.startswith(f"{model.base_model_prefix}.")
-
-
-def _embedding(
-    model: PreTrainedModel, input_ids: torch.Tensor, roles: Roles | None, recording: Recording
-) -> dict[str, str]:
+def _embedding(evidence: _Evidence) -> dict[str, str]:
+    model = evidence.model
     embedding = model.get_input_embeddings()
     path = next((name for name, module in model.named_modules() if module is embedding), "the embedding")
     try:
-        if roles is None:
+        if evidence.roles is None:
             raise Unexplained("embedding", "where it ends is not known")
-        found = explain_embedding(model, input_ids, roles, recording)["embedding"]
+        found = explain_embedding(model, evidence.input_ids, evidence.roles, evidence.recording)["embedding"]
     except Unexplained as error:
         return {"path": path, "origin": "reused", "why": f"{type(embedding).__name__}; {error.what}"}
     scale = f" times {found['scale']}" if found["scale"] else ""
     return {"path": path, "origin": "reused", "why": f"explained as token embedding{scale}, reused with the decoder"}
-
-
-def _explain(
-    module: nn.Module, path: str, name: str, model: PreTrainedModel, roles: Roles | None, recording: Recording
-) -> tuple[str, str]:
-    """Why a module is what it is, and its origin."""
-    config = model.config
-    try:
-        if is_norm(module):
-            found = explain_norms({path: module}, config.hidden_size, config)
-            what = {"rms": "RMS norm", "layer": "layer norm"}.get(found["kind"], str(found["kind"]))
-        elif roles is not None and name == roles.attention:
-            fits = fit_layers(model, roles, recording)
-            what, found = "softmax attention", {"difference": max(fit.difference for fit in fits)}
-        elif isinstance(module, LINEAR):
-            return "a projection at a place that no hypothesis knows", "novel"
-        elif _mixes(module):
-            return "no hypothesis is about a layer with such a mixer", "novel"
-        elif roles is not None and name == roles.mlp:
-            found = explain_mlp(model, roles, recording, int(path.split(".")[-2]))
-            what = f"MLP with {found['activation']}"
-        else:
-            return "no hypothesis is about such a module", "novel"
-    except Unexplained as error:
-        nearest = f"; tried: {', '.join(error.nearest[:3])}" if error.nearest else ""
-        return f"{error.what}{nearest}", "novel"
-    except Exception as error:  # a module that is called in another way than the hypothesis calls it
-        return f"no hypothesis can be tried on it ({type(error).__name__}: {str(error)[:80]})", "novel"
-    return f"explained as {what} (max difference {found['difference']:.1e}), reused with the decoder", "reused"
 
 
 def _mixes(module: nn.Module) -> bool:

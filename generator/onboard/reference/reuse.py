@@ -98,7 +98,7 @@ def measure_reuse(
         "supports": measure_support(cls, fields, variants, input_ids),
         "left_alone": left_alone(cls, fields),
         "mistakes": find_mistakes(model, input_ids, layers, head),
-        "modules": explain_each(model, input_ids, layers, problem),
+        "modules": explain_each(model, fields, input_ids, layers, problem),
     }
 
 
