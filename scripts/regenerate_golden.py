@@ -16,8 +16,13 @@ from onboard.pipeline.making import NewRequest, make
 REPOSITORY = Path(__file__).resolve().parents[1]
 GOLDEN = REPOSITORY / "tests" / "golden"
 TREES = {
+    "bamba": "bamba-9b",
+    "cohere": "command-r",
+    "falcon": "falcon-40b",
     "gemma3_text": "gemma-3-1b",
+    "gpt2": "gpt2",
     "llama": "llama-3.2-1b",
+    "olmo2": "olmo-2-7b",
     "phi3": "phi-3-mini-4k",
     "qwen3": "qwen3-0.6b",
 }

@@ -22,6 +22,10 @@ FAMILIES = {
     "phi3": "phi-3-mini-4k",
     "phi3 with longrope and partial rotary": "phi-4-mini",
     "gemma3_text": "gemma-3-1b",
+    "gpt2, with transposed and fused projections": "gpt2",
+    "falcon, with attention and MLP in parallel": "falcon-40b",
+    "cohere, with scaled logits and neighbouring dimensions rotated": "command-r",
+    "bamba, a hybrid whose decoder is reused": "bamba-9b",
 }
 
 ASK_THE_PACKAGE = """

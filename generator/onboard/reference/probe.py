@@ -141,7 +141,11 @@ def reuse(
     check_keys(cls.config_class, raw)
     real = read_config(cls, raw)
     check_values(real)
-    fields, _ = _tiny_model(cls, real)
+    fields, model = _tiny_model(cls, real)
+    try:
+        model(torch.ones((1, 4), dtype=torch.long))
+    except Exception:  # a state of earlier tokens that transformers cannot keep for these layers
+        fields = {**fields, "use_cache": False}
     return {
         "transformers": transformers.__version__,
         "reference_class": cls.__name__,

@@ -67,7 +67,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear_rope": {
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
-            "full_attention": {"rope_type": "linear", "rope_theta": 1000000, "factor": 4.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000000},
         }
     },
     "llama3_rope": {
@@ -75,11 +75,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
             "full_attention": {
                 "rope_type": "llama3",
-                "rope_theta": 1000000,
                 "factor": 8.0,
                 "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 16,
+                "rope_theta": 1000000,
             },
         }
     },
@@ -88,9 +88,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000},
             "full_attention": {
                 "rope_type": "yarn",
-                "rope_theta": 1000000,
                 "factor": 4.0,
                 "original_max_position_embeddings": 16,
+                "rope_theta": 1000000,
             },
         }
     },
@@ -198,6 +198,18 @@ def difference() -> Callable[[torch.Tensor, torch.Tensor], float]:
         return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()
 
     return measure
+
+
+@pytest.fixture(scope="session")
+def as_native() -> Callable[..., dict[str, Any]]:
+    """Tensors by the names of the reference's parameters, to this package's names and layout."""
+
+    def convert(native: Gemma3ForCausalLM, reference: HFGemma3ForCausalLM, tensors: dict[str, Any]) -> dict[str, Any]:
+        stored = reference.state_dict()
+        buffers = {name: tensor for name, tensor in reference.named_buffers() if name in stored}
+        return native.state_dict_adapter.from_hf({**buffers, **tensors})
+
+    return convert
 
 
 @pytest.fixture

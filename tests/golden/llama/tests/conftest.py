@@ -58,13 +58,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mlp_bias": {"mlp_bias": True},
     "other_values": {"rms_norm_eps": 0.0001, "hidden_act": "relu"},
     "default_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
-    "linear_rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0}},
+    "linear_rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}},
     "yarn_rope": {
         "rope_parameters": {
             "rope_type": "yarn",
-            "rope_theta": 500000.0,
             "factor": 4.0,
             "original_max_position_embeddings": 16,
+            "rope_theta": 500000.0,
         }
     },
 }
@@ -168,6 +168,18 @@ def difference() -> Callable[[torch.Tensor, torch.Tensor], float]:
         return ((actual - expected).abs().max() / expected.abs().max().clamp(min=1.0)).item()
 
     return measure
+
+
+@pytest.fixture(scope="session")
+def as_native() -> Callable[..., dict[str, Any]]:
+    """Tensors by the names of the reference's parameters, to this package's names and layout."""
+
+    def convert(native: LlamaForCausalLM, reference: HFLlamaForCausalLM, tensors: dict[str, Any]) -> dict[str, Any]:
+        stored = reference.state_dict()
+        buffers = {name: tensor for name, tensor in reference.named_buffers() if name in stored}
+        return native.state_dict_adapter.from_hf({**buffers, **tensors})
+
+    return convert
 
 
 @pytest.fixture

@@ -49,13 +49,15 @@ def test_rope_parameters_are_those_of_the_file():
     }
 
 
-def test_real_size_has_the_references_parameters():
-    """Same names and shapes as the reference at full size, built on the meta device."""
+def test_real_size_has_the_references_parameters(as_native):
+    """The reference's parameters at full size, through the adapter, built on the meta device."""
     with torch.device("meta"):
         reference = HFLlamaForCausalLM(published_config())
         native = LlamaForCausalLM(published_config())
-    expected = {name: tuple(parameter.shape) for name, parameter in reference.named_parameters()}
-    assert {name: tuple(parameter.shape) for name, parameter in native.named_parameters()} == expected
+    expected = as_native(native, reference, dict(reference.named_parameters()))
+    shapes = {name: tuple(parameter.shape) for name, parameter in native.named_parameters()}
+    assert shapes == {name: tuple(expected[name].shape) for name in shapes}
+    assert set(expected) <= set(native.state_dict())
 
 
 def test_layer_kinds():
@@ -68,9 +70,9 @@ def test_layer_kinds():
 
 def test_refuses_a_rotation_that_is_not_served(tiny_config):
     """An unknown scaling, or a partial rotation, must not silently become the default one."""
+    tiny_config.rope_parameters["partial_rotary_factor"] = 0.5
+    with pytest.raises(NotImplementedError, match="partial_rotary_factor"):
+        LlamaForCausalLM(tiny_config)
     tiny_config.rope_parameters["rope_type"] = "unheard_of"
     with pytest.raises(NotImplementedError, match="unheard_of"):
-        LlamaForCausalLM(tiny_config)
-    tiny_config.rope_parameters.update(rope_type="default", partial_rotary_factor=0.5)
-    with pytest.raises(NotImplementedError, match="partial_rotary_factor"):
         LlamaForCausalLM(tiny_config)

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import torch
 
+ENDS = {
+    "reference": ["model.layers.{layer}.self_attn.o_proj", "model.layers.{layer}.mlp.down_proj"],
+    "native": ["model.layers.{layer}.self_attn.o_proj", "model.layers.{layer}.mlp.down_proj"],
+}
+"""The last projection of a layer's attention and of its MLP, on each side."""
+
 
 @torch.no_grad()
 def test_hidden_states_of_every_layer(any_pair, difference, record_property):
@@ -19,19 +25,19 @@ def test_hidden_states_of_every_layer(any_pair, difference, record_property):
 
 @torch.no_grad()
 def test_attention_and_mlp_of_every_layer(pair, difference):
-    """The same hidden states through each submodule alone."""
+    """What each attention and each MLP gives, before the residual additions."""
     ids = pair.inputs()
     outputs: dict[str, list[torch.Tensor]] = {"reference": [], "native": []}
     for side, model in (("reference", pair.reference), ("native", pair.native)):
-        for layer in model.model.layers:
-            for module in (layer.self_attn, layer.mlp):
 
-                def keep(_module, _args, output, side=side):
-                    outputs[side].append(output[0] if isinstance(output, tuple) else output)
+        def keep(_module, _args, output, side=side):
+            outputs[side].append(output.clone())
 
-                module.register_forward_hook(keep)
+        for path in ENDS[side]:
+            for layer in range(model.config.num_hidden_layers):
+                model.get_submodule(path.format(layer=layer)).register_forward_hook(keep)
         model(ids, use_cache=False)
     assert len(outputs["native"]) == len(outputs["reference"]) == 2 * pair.native.config.num_hidden_layers
     for index, (mine, theirs) in enumerate(zip(outputs["native"], outputs["reference"], strict=True)):
-        name = ("self_attn", "mlp")[index % 2]
-        assert difference(mine, theirs) < 1e-4, f"layer {index // 2} {name}"
+        part = ("attention", "MLP")[index % 2]
+        assert difference(mine.flatten(0, -2), theirs.flatten(0, -2)) < 1e-4, f"layer {index // 2} {part}"

@@ -80,7 +80,7 @@ def reverse_q_heads(model: Any) -> None:
 def larger_eps(model: Any) -> None:
     """Use an eps of 0.05 in every norm."""
     for module in model.modules():
-        if "RMSNorm" in type(module).__name__:
+        if "Norm" in type(module).__name__:
             module.eps = 0.05
 
 
@@ -100,14 +100,13 @@ def default_rope(model: Any) -> None:
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
 
 
-def interleaved_rotation(model: Any) -> None:
+def other_pairs(model: Any) -> None:
     """Permute q and k as for a kernel that rotates neighbouring dimensions."""
     for layer in model.model.layers:
         attention = layer.self_attn
         half = attention.head_dim // 2
         order = torch.arange(attention.head_dim).view(2, half).t().flatten()
-        weights = [attention.q_proj.weight.data, attention.k_proj.weight.data]
-        for weight in weights:
+        for weight in (attention.q_proj.weight.data, attention.k_proj.weight.data):
             weight.copy_(weight.unflatten(0, (-1, attention.head_dim))[:, order].flatten(0, 1))
 
 
@@ -137,10 +136,11 @@ MUTANTS = [
     Mutant("two layers swapped", swap_layers),
     Mutant("rope theta off", other_theta),
     Mutant("rope scaling ignored", default_rope),
-    Mutant("interleaved rotation", interleaved_rotation),
+    Mutant("interleaved rotation", other_pairs),
     Mutant("q bias dropped", edit("self_attn.q_proj.bias", torch.zeros_like), variant="attention_bias"),
     Mutant("v bias dropped", edit("self_attn.v_proj.bias", torch.zeros_like), variant="attention_bias"),
     Mutant("attention output bias dropped", edit("self_attn.o_proj.bias", torch.zeros_like), variant="attention_bias"),
+    Mutant("MLP input bias dropped", edit("mlp.up_proj.bias", torch.zeros_like), variant="mlp_bias"),
     Mutant("MLP output bias dropped", edit("mlp.down_proj.bias", torch.zeros_like), variant="mlp_bias"),
     Mutant("final norm without its weight", plain_final_norm),
     Mutant("head tied where it is its own", tie_head, variant="untied"),

@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 
 from nemo_automodel_llama.state_dict_adapter import EMBEDDING, HEAD, IGNORED, KEY_MAP, LlamaStateDictAdapter
 
+LAYER_ROW = next(row for row in KEY_MAP if "{layer}" in row.disk)
+
 
 def disk(folder):
     """All tensors of a checkpoint."""
@@ -50,8 +52,8 @@ def test_dtypes_survive(pair):
 def test_unknown_tensor_is_named(pair):
     """A tensor that nobody expects is an error, also where it only resembles a known one."""
     adapter = pair.native.state_dict_adapter
-    known = KEY_MAP[1].disk.replace("{layer}", "0")
-    for name in (f"extra.{known}", f"{known}_scale_inv", known.replace(".0.", ".00."), known.replace(".0.", ".99.")):
+    known, padded, beyond = (LAYER_ROW.disk.replace("{layer}", layer) for layer in ("0", "00", "99"))
+    for name in (f"extra.{known}", f"{known}_scale_inv", padded, beyond):
         with pytest.raises(KeyError, match="No row of KEY_MAP"):
             adapter.from_hf({**disk(pair.folder), name: torch.zeros(1)})
 
@@ -68,7 +70,7 @@ def test_missing_tensor_is_named(pair):
     """A tensor that is not there is an error, for every kind of tensor."""
     adapter, weights = pair.native.state_dict_adapter, disk(pair.folder)
     for name in weights:
-        if pair.native.config.tie_word_embeddings and name == HEAD:
+        if pair.native.config.tie_word_embeddings and name == adapter.to_hf_name(HEAD):
             continue
         partial = {other: tensor for other, tensor in weights.items() if other != name}
         with pytest.raises(KeyError, match=adapter.from_hf_name(name).replace(".", r"\.")):
@@ -79,7 +81,7 @@ def test_missing_layer_is_named(pair):
     """A whole layer, or everything, that is not there is an error too: it must not pass for a pipeline stage."""
     adapter, weights = pair.native.state_dict_adapter, disk(pair.folder)
     for layer in range(pair.native.config.num_hidden_layers):
-        prefix = KEY_MAP[1].disk.split("{layer}")[0] + f"{layer}."
+        prefix = LAYER_ROW.disk.split("{layer}")[0] + f"{layer}."
         partial = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         with pytest.raises(KeyError, match="has no tensor for"):
             adapter.from_hf(partial)
@@ -90,7 +92,7 @@ def test_missing_layer_is_named(pair):
 def test_pipeline_stage_may_have_a_part(pair):
     """Whole layers are enough: a stage does not hold the others."""
     weights = disk(pair.folder)
-    first = KEY_MAP[1].disk.split("{layer}")[0] + "0."
+    first = LAYER_ROW.disk.split("{layer}")[0] + "0."
     stage = {name: tensor for name, tensor in weights.items() if name.startswith(first)}
     assert len(pair.native.state_dict_adapter.from_hf(stage)) == len(stage)
 

@@ -151,6 +151,18 @@ def difference() -> Callable[[torch.Tensor, torch.Tensor], float]:
     return measure
 
 
+@pytest.fixture(scope="session")
+def as_native() -> Callable[..., dict[str, Any]]:
+    """Tensors by the names of the reference's parameters, to this package's names and layout."""
+
+    def convert(native: Phi3ForCausalLM, reference: HFPhi3ForCausalLM, tensors: dict[str, Any]) -> dict[str, Any]:
+        stored = reference.state_dict()
+        buffers = {name: tensor for name, tensor in reference.named_buffers() if name in stored}
+        return native.state_dict_adapter.from_hf({**buffers, **tensors})
+
+    return convert
+
+
 @pytest.fixture
 def automodel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the framework's entry points, which ask for the current GPU, run where there is none."""

@@ -69,27 +69,18 @@ def swap_layers(model: Any) -> None:
     second.load_state_dict(held)
 
 
-def exchange_fused_kv(model: Any) -> None:
-    """Exchange the rows of k and v in the fused projection."""
-    for layer in model.model.layers:
-        attention = layer.self_attn
-        weight = attention.qkv_proj.weight.data
-        q, k, v = weight.split([attention.q_width, attention.kv_width, attention.kv_width])
-        weight.copy_(torch.cat((q, v, k)))
-
-
-def reverse_fused_q_heads(model: Any) -> None:
+def reverse_q_heads(model: Any) -> None:
     """Reverse the order of the query heads: each then meets the wrong key/value group."""
     for layer in model.model.layers:
         attention = layer.self_attn
-        rows = attention.qkv_proj.weight.data[: attention.q_width]
-        rows.copy_(rows.unflatten(0, (-1, attention.head_dim)).flip(0).flatten(0, 1))
+        weight = attention.q_proj.weight.data
+        weight.copy_(weight.unflatten(0, (-1, attention.head_dim)).flip(0).flatten(0, 1))
 
 
 def larger_eps(model: Any) -> None:
     """Use an eps of 0.05 in every norm."""
     for module in model.modules():
-        if "RMSNorm" in type(module).__name__:
+        if "Norm" in type(module).__name__:
             module.eps = 0.05
 
 
@@ -101,14 +92,13 @@ def other_theta(model: Any) -> None:
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
 
 
-def interleaved_rotation(model: Any) -> None:
+def other_pairs(model: Any) -> None:
     """Permute q and k as for a kernel that rotates neighbouring dimensions."""
     for layer in model.model.layers:
         attention = layer.self_attn
         half = attention.head_dim // 2
         order = torch.arange(attention.head_dim).view(2, half).t().flatten()
-        weights = [attention.qkv_proj.weight.data[: attention.q_width + attention.kv_width]]
-        for weight in weights:
+        for weight in (attention.q_proj.weight.data, attention.k_proj.weight.data):
             weight.copy_(weight.unflatten(0, (-1, attention.head_dim))[:, order].flatten(0, 1))
 
 
@@ -133,8 +123,8 @@ def tie_head(model: Any) -> None:
 
 
 MUTANTS = [
-    Mutant("k and v exchanged in the fused projection", exchange_fused_kv),
-    Mutant("q heads in reverse order", reverse_fused_q_heads),
+    Mutant("k and v projections swapped", swap("self_attn.k_proj.weight", "self_attn.v_proj.weight")),
+    Mutant("q heads in reverse order", reverse_q_heads),
     Mutant("softmax scale off", set_attribute("self_attn", "scaling", lambda module, _: module.scaling * 1.5)),
     Mutant("output projection transposed", edit("self_attn.o_proj.weight", lambda w: w.t().reshape(w.shape))),
     Mutant(
@@ -143,14 +133,11 @@ MUTANTS = [
     ),
     Mutant("norm eps off", larger_eps),
     Mutant("norm weight with an offset", edit("input_layernorm.weight", lambda w: w + 1)),
-    Mutant(
-        "gate and up exchanged in the fused projection",
-        edit("mlp.gate_up_proj.weight", lambda w: torch.cat(w.chunk(2)[::-1])),
-    ),
+    Mutant("gate and up swapped", swap("mlp.gate_proj.weight", "mlp.up_proj.weight")),
     Mutant("another activation", set_attribute("mlp", "act_fn", lambda *_: nn.GELU())),
     Mutant("two layers swapped", swap_layers),
     Mutant("rope theta off", other_theta),
-    Mutant("interleaved rotation", interleaved_rotation),
+    Mutant("interleaved rotation", other_pairs),
     Mutant("window one token short", shorter_window),
     Mutant("window ignored", no_window),
     Mutant("final norm without its weight", plain_final_norm),

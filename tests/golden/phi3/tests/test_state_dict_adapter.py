@@ -8,6 +8,9 @@ from safetensors.torch import load_file
 
 from nemo_automodel_phi3.state_dict_adapter import EMBEDDING, HEAD, IGNORED, KEY_MAP, Phi3StateDictAdapter
 
+LAYER_ROW = next(row for row in KEY_MAP if "{layer}" in row.disk)
+FUSED = [row for row in KEY_MAP if len(row.native) > 1]
+
 
 def disk(folder):
     """All tensors of a checkpoint."""
@@ -36,9 +39,11 @@ def test_exported_names_are_the_checkpoints(any_pair):
 def test_every_row_is_used_once(any_pair):
     """No two rows claim the same tensor, and a row that the config asks for has tensors."""
     adapter = any_pair.native.state_dict_adapter
-    names = list(disk(any_pair.folder))
-    assert len({adapter.from_hf_name(name) for name in names}) == len(names)
-    assert len({row.disk for row in KEY_MAP}) == len({row.native for row in KEY_MAP}) == len(KEY_MAP)
+    names = [native for name in disk(any_pair.folder) for native in adapter.from_hf_names(name)]
+    assert len(set(names)) == len(names)
+    patterns = [native for row in KEY_MAP for native in row.native]
+    assert len({row.disk for row in KEY_MAP}) == len(KEY_MAP)
+    assert len(set(patterns)) == len(patterns)
 
 
 def test_dtypes_survive(pair):
@@ -50,8 +55,8 @@ def test_dtypes_survive(pair):
 def test_unknown_tensor_is_named(pair):
     """A tensor that nobody expects is an error, also where it only resembles a known one."""
     adapter = pair.native.state_dict_adapter
-    known = KEY_MAP[1].disk.replace("{layer}", "0")
-    for name in (f"extra.{known}", f"{known}_scale_inv", known.replace(".0.", ".00."), known.replace(".0.", ".99.")):
+    known, padded, beyond = (LAYER_ROW.disk.replace("{layer}", layer) for layer in ("0", "00", "99"))
+    for name in (f"extra.{known}", f"{known}_scale_inv", padded, beyond):
         with pytest.raises(KeyError, match="No row of KEY_MAP"):
             adapter.from_hf({**disk(pair.folder), name: torch.zeros(1)})
 
@@ -68,10 +73,10 @@ def test_missing_tensor_is_named(pair):
     """A tensor that is not there is an error, for every kind of tensor."""
     adapter, weights = pair.native.state_dict_adapter, disk(pair.folder)
     for name in weights:
-        if pair.native.config.tie_word_embeddings and name == HEAD:
+        if pair.native.config.tie_word_embeddings and name == adapter.to_hf_name(HEAD):
             continue
         partial = {other: tensor for other, tensor in weights.items() if other != name}
-        with pytest.raises(KeyError, match=adapter.from_hf_name(name).replace(".", r"\.")):
+        with pytest.raises(KeyError, match=adapter.from_hf_names(name)[0].replace(".", r"\.")):
             adapter.from_hf(partial)
 
 
@@ -79,7 +84,7 @@ def test_missing_layer_is_named(pair):
     """A whole layer, or everything, that is not there is an error too: it must not pass for a pipeline stage."""
     adapter, weights = pair.native.state_dict_adapter, disk(pair.folder)
     for layer in range(pair.native.config.num_hidden_layers):
-        prefix = KEY_MAP[1].disk.split("{layer}")[0] + f"{layer}."
+        prefix = LAYER_ROW.disk.split("{layer}")[0] + f"{layer}."
         partial = {name: tensor for name, tensor in weights.items() if not name.startswith(prefix)}
         with pytest.raises(KeyError, match="has no tensor for"):
             adapter.from_hf(partial)
@@ -90,9 +95,10 @@ def test_missing_layer_is_named(pair):
 def test_pipeline_stage_may_have_a_part(pair):
     """Whole layers are enough: a stage does not hold the others."""
     weights = disk(pair.folder)
-    first = KEY_MAP[1].disk.split("{layer}")[0] + "0."
+    first = LAYER_ROW.disk.split("{layer}")[0] + "0."
     stage = {name: tensor for name, tensor in weights.items() if name.startswith(first)}
-    assert len(pair.native.state_dict_adapter.from_hf(stage)) == len(stage)
+    adapter = pair.native.state_dict_adapter
+    assert sorted(adapter.from_hf(stage)) == sorted(native for name in stage for native in adapter.from_hf_names(name))
 
 
 def test_tied_head(tiny_config):
@@ -109,14 +115,16 @@ def test_tied_head(tiny_config):
 
 @pytest.mark.parametrize("part", ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"])
 def test_lora_tensors_follow_their_weight(pair, part):
-    """Adapter weights are renamed with the projection that they belong to."""
+    """Adapter weights are renamed with the projection that they belong to, and nothing else happens to them."""
     adapter = pair.native.state_dict_adapter
-    row = next(row for row in KEY_MAP if row.native.endswith("o_proj.weight"))
-    module = row.native.replace("{layer}", "1").removesuffix(".weight")
+    row = next(row for row in KEY_MAP if row.native[0].endswith("o_proj.weight"))
+    module = row.native[0].replace("{layer}", "1").removesuffix(".weight")
     on_disk = row.disk.replace("{layer}", "1").removesuffix(".weight")
     lora = {f"base_model.model.{module}.{part}": torch.zeros(2, 3)}
     assert list(adapter.to_hf(lora)) == [f"base_model.model.{on_disk}.{part}"]
     assert list(adapter.from_hf(adapter.to_hf(lora))) == list(lora)
+    assert next(iter(adapter.to_hf(lora).values())).shape == (2, 3)
+    assert adapter.map_peft_target_module_to_hf(module) == on_disk
 
 
 def test_excluded_names_are_left_out(pair):
@@ -124,3 +132,91 @@ def test_excluded_names_are_left_out(pair):
     state = {**pair.native.state_dict(), "model.norm._extra_state": torch.zeros(1)}
     exported = pair.native.state_dict_adapter.to_hf(state, exclude_key_regex=r".*_extra_state.*")
     assert sorted(exported) == sorted(disk(pair.folder))
+
+
+def test_tensors_on_the_meta_device(pair):
+    """Shapes are converted where there are no values yet."""
+    state = {name: tensor.to("meta") for name, tensor in pair.native.state_dict().items()}
+    adapter = pair.native.state_dict_adapter
+    shapes = {name: tensor.shape for name, tensor in adapter.to_hf(state).items()}
+    assert shapes == {name: tensor.shape for name, tensor in disk(pair.folder).items()}
+    back = adapter.from_hf(adapter.to_hf(state))
+    assert {name: tensor.shape for name, tensor in back.items()} == {name: state[name].shape for name in back}
+
+
+def test_parts_get_exactly_their_rows(any_pair):
+    """A fused tensor whose every row says its group, part and place comes apart as the config's sizes ask."""
+    native, adapter = any_pair.native, any_pair.native.state_dict_adapter
+    weights, state = disk(any_pair.folder), native.state_dict()
+    for row in FUSED:
+        name, groups = row.disk.replace("{layer}", "0"), row.groups(native.config)
+        parts = [pattern.replace("{layer}", "0") for pattern in row.native]
+        shares = [len(state[part]) // groups for part in parts]
+        # Group after group; in each, part after part; in each, its rows.
+        labels = [
+            [1e6 * group + 1e4 * part + place]
+            for group in range(groups)
+            for part, share in enumerate(shares)
+            for place in range(share)
+        ]
+        fused = torch.tensor(labels, dtype=torch.float64)
+        fused = fused[:, 0] if weights[name].ndim == 1 else fused
+        converted = adapter.from_hf({**weights, name: fused})
+        for number, (part, share) in enumerate(zip(parts, shares, strict=True)):
+            expected = [1e6 * group + 1e4 * number + place for group in range(groups) for place in range(share)]
+            assert converted[part].flatten().tolist() == expected
+        assert torch.equal(adapter.to_hf({part: converted[part] for part in parts})[name], fused)
+
+
+def test_a_part_alone_is_named(pair):
+    """A fused tensor needs all of its parts, in every way that leads to the disk."""
+    state, adapter = pair.native.state_dict(), pair.native.state_dict_adapter
+    for row in FUSED:
+        for pattern in row.native:
+            name = pattern.replace("{layer}", "0")
+            if name not in state:
+                continue
+            with pytest.raises(KeyError, match=name.replace(".", r"\.")):
+                adapter.to_hf({other: tensor for other, tensor in state.items() if other != name})
+            with pytest.raises(KeyError, match="needs all of its"):
+                adapter.convert_single_tensor_to_hf(name, state[name])
+
+
+def test_a_fused_tensor_of_another_size_is_named(pair):
+    """A tensor that the config does not describe is an error instead of being cut at the wrong rows."""
+    weights, adapter = disk(pair.folder), pair.native.state_dict_adapter
+    name = FUSED[0].disk.replace("{layer}", "0")
+    larger = torch.cat([weights[name]] * 2, dim=0)
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        adapter.from_hf({**weights, name: larger})
+    state = pair.native.state_dict()
+    part = FUSED[0].native[-1].replace("{layer}", "0")
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        adapter.to_hf({**state, part: torch.cat([state[part]] * 2)})
+
+
+@pytest.mark.parametrize("row", [row for row in FUSED if row.disk.endswith(".weight")], ids=lambda row: row.disk)
+def test_lora_of_the_parts_is_lora_of_the_fused_tensor(pair, row):
+    """The fused update is, row by row, what the parts' updates are; it comes apart into them again."""
+    state, adapter = pair.native.state_dict(), pair.native.state_dict_adapter
+    generator = torch.Generator().manual_seed(0)
+    weights = [pattern.replace("{layer}", "0") for pattern in row.native]
+    lora, updates = {}, {}
+    for weight in weights:
+        rows, columns = state[weight].shape
+        a = torch.randint(-9, 9, (2, columns), generator=generator).float()
+        b = torch.randint(-9, 9, (rows, 2), generator=generator).float()
+        module = f"base_model.model.{weight.removesuffix('.weight')}"
+        lora |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+        updates[weight] = b @ a
+    on_disk = adapter.to_hf(lora)
+    module = f"base_model.model.{row.disk.replace('{layer}', '0').removesuffix('.weight')}"
+    assert sorted(on_disk) == [f"{module}.lora_A.weight", f"{module}.lora_B.weight"]
+    update = on_disk[f"{module}.lora_B.weight"] @ on_disk[f"{module}.lora_A.weight"]
+    assert torch.equal(update, adapter.to_hf(updates)[row.disk.replace("{layer}", "0")])
+    back = adapter.from_hf(on_disk)
+    assert sorted(back) == sorted(lora)
+    assert all(torch.equal(back[name], tensor) for name, tensor in lora.items())
+    shared = {**on_disk, f"{module}.lora_B.weight": torch.ones_like(on_disk[f"{module}.lora_B.weight"])}
+    with pytest.raises(ValueError, match="share"):
+        adapter.from_hf(shared)

@@ -80,7 +80,7 @@ def reverse_q_heads(model: Any) -> None:
 def larger_eps(model: Any) -> None:
     """Use an eps of 0.05 in every norm."""
     for module in model.modules():
-        if "RMSNorm" in type(module).__name__:
+        if "Norm" in type(module).__name__:
             module.eps = 0.05
 
 
@@ -92,14 +92,13 @@ def other_theta(model: Any) -> None:
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
 
 
-def interleaved_rotation(model: Any) -> None:
+def other_pairs(model: Any) -> None:
     """Permute q and k as for a kernel that rotates neighbouring dimensions."""
     for layer in model.model.layers:
         attention = layer.self_attn
         half = attention.head_dim // 2
         order = torch.arange(attention.head_dim).view(2, half).t().flatten()
-        weights = [attention.q_proj.weight.data, attention.k_proj.weight.data]
-        for weight in weights:
+        for weight in (attention.q_proj.weight.data, attention.k_proj.weight.data):
             weight.copy_(weight.unflatten(0, (-1, attention.head_dim))[:, order].flatten(0, 1))
 
 
@@ -147,7 +146,7 @@ MUTANTS = [
     Mutant("another activation", set_attribute("mlp", "act_fn", lambda *_: nn.GELU())),
     Mutant("two layers swapped", swap_layers),
     Mutant("rope theta off", other_theta),
-    Mutant("interleaved rotation", interleaved_rotation),
+    Mutant("interleaved rotation", other_pairs),
     Mutant("window one token short", shorter_window, variant="sliding_window"),
     Mutant("window ignored", no_window, variant="sliding_window"),
     Mutant("layer pattern shifted by one", shift_layer_types, variant="sliding_window"),

@@ -98,7 +98,9 @@ def test_checkpoint_saved_by_the_framework_loads_in_transformers(make_pair, vari
         save_consolidated=True,
     )
     pair.native.save_pretrained(str(tmp_path), checkpointer=Checkpointer(config, dp_rank=0, tp_rank=0, pp_rank=0))
-    loaded, report = HFQwen3ForCausalLM.from_pretrained(tmp_path / "model" / "consolidated", output_loading_info=True)
+    loaded, report = HFQwen3ForCausalLM.from_pretrained(
+        tmp_path / "model" / "consolidated", output_loading_info=True, attn_implementation="sdpa"
+    )
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     ids = pair.inputs()

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+DROPOUTS = ["attention_dropout"]
 
-def test_loss_falls(pair):
-    """A few steps on one batch."""
-    model = pair.native.train()
+
+def test_training_follows_the_reference(pair):
+    """A few steps on one batch: the loss falls, step by step as the reference's does."""
     ids = pair.inputs()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(6):
-        loss = model(ids, labels=ids).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < 0.8 * losses[0], losses
+    losses: dict[str, list[float]] = {"reference": [], "native": []}
+    for side, model in (("reference", pair.reference), ("native", pair.native)):
+        # An eps that hides the sign of gradients that are rounding errors.
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-3)
+        for _ in range(6):
+            loss = model(ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[side].append(loss.item())
+    assert losses["native"][-1] < losses["native"][0]
+    torch.testing.assert_close(losses["native"], losses["reference"], rtol=1e-3, atol=1e-3)
 
 
 def test_every_parameter_gets_a_gradient(any_pair):
@@ -33,14 +38,14 @@ def test_every_parameter_gets_a_gradient(any_pair):
 
 
 @torch.no_grad()
-def test_dropout_equals_the_reference(make_pair, difference):
-    """In training the same random numbers drop the same values, at the same places."""
-    pair = make_pair(attention_dropout=0.5)
+@pytest.mark.parametrize("key", DROPOUTS)
+def test_dropout_stands_where_the_references_does(make_pair, difference, key):
+    """With a probability of one everything at its place is zero, which leaves nothing to chance."""
+    pair = make_pair(**{**dict.fromkeys(DROPOUTS, 0.0), key: 1.0})
     ids = pair.inputs()
     outputs = []
     for model in (pair.reference, pair.native):
         model.set_attn_implementation("eager")
-        torch.manual_seed(0)
         outputs.append(model.train()(ids, use_cache=False).logits)
     assert difference(outputs[1], outputs[0]) < 1e-4
     assert difference(outputs[1], pair.native.eval()(ids, use_cache=False).logits) > 1e-2

@@ -259,7 +259,7 @@ class Gemma3PreTrainedModel(PreTrainedModel):
         super()._init_weights(module)
         if isinstance(module, Gemma3RMSNorm):
             # The stored weight is an offset from one.
-            nn.init.zeros_(module.weight)
+            module.reset_parameters()
 
 
 class Gemma3Model(Gemma3PreTrainedModel):
@@ -279,7 +279,7 @@ class Gemma3Model(Gemma3PreTrainedModel):
         self.norm = Gemma3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Gemma3RotaryEmbedding(config)
         self.gradient_checkpointing = False
-        self.has_sliding_layers = "sliding_attention" in config.layer_types
+        self.has_sliding_layers = any(layer.attention_type == "sliding_attention" for layer in self.layers)
         self.post_init()
 
     @check_model_inputs
@@ -383,7 +383,7 @@ class Gemma3Model(Gemma3PreTrainedModel):
         if inputs_embeds.ndim == 2:
             return dict.fromkeys(self.config.layer_types)
         if attention_mask is not None and attention_mask.ndim == 4:
-            return self._windowed_masks(attention_mask)
+            return self._windowed_masks(attention_mask, past_key_values)
         mask_kwargs: dict[str, Any] = {
             "config": self.config,
             "inputs_embeds": inputs_embeds,
@@ -396,12 +396,14 @@ class Gemma3Model(Gemma3PreTrainedModel):
         masks = {"full_attention": create_causal_mask, "sliding_attention": create_sliding_window_causal_mask}
         return {layer_type: masks[layer_type](**mask_kwargs) for layer_type in dict.fromkeys(self.config.layer_types)}
 
-    def _windowed_masks(self, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Narrow a mask ``[B, 1, S, S]`` that a collator made for packed rows: it knows nothing of the window."""
-        token = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+    def _windowed_masks(self, attention_mask: torch.Tensor, past_key_values: Cache | None) -> dict[str, torch.Tensor]:
+        """Narrow a mask ``[B, 1, S, keys]`` that a collator made for packed rows: it knows nothing of the window."""
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        token = seen + torch.arange(attention_mask.shape[-2], device=attention_mask.device)
+        key = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         hidden = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
         window = self.config.sliding_window or attention_mask.shape[-1]
-        outside = token[:, None] - token >= window
+        outside = token[:, None] - key >= window
         return {"full_attention": attention_mask, "sliding_attention": attention_mask.masked_fill(outside, hidden)}
 
 

@@ -1,7 +1,7 @@
 """Phi3 for NeMo AutoModel, tested against transformers' ``Phi3ForCausalLM``.
 
-Pre-norm decoder: RMS norm; grouped-query attention with one projection for q, k and v and a sliding
-window where sliding_window is set; silu gated MLP.
+Pre-norm decoder: RMS norm; grouped-query attention with a sliding window where sliding_window is
+set; silu gated MLP.
 
 Shapes: ``B`` batch, ``S`` sequence, ``T`` packed tokens, ``H`` hidden_size, ``N`` query heads, ``K`` key/value heads,
 ``D`` head_dim, ``F`` intermediate_size, ``V`` vocab_size.
@@ -58,22 +58,24 @@ check_model_inputs = get_check_model_inputs_decorator()
 
 
 class Phi3Attention(nn.Module):
-    """Grouped-query attention with one projection for q, k and v and a sliding window where sliding_window is set."""
+    """Grouped-query attention with a sliding window where sliding_window is set."""
 
     def __init__(self, config: Phi3Config, layer_idx: int, backend: BackendConfig) -> None:
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = config.attention_dropout
         self.is_causal = True
         self.sliding_window = config.sliding_window
-        self.q_width = config.num_attention_heads * self.head_dim
-        self.kv_width = config.num_key_value_heads * self.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, self.q_width + 2 * self.kv_width, bias=False)
-        self.o_proj = nn.Linear(self.q_width, config.hidden_size, bias=False)
+        q_width = config.num_attention_heads * self.head_dim
+        kv_width = config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, q_width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(q_width, config.hidden_size, bias=False)
         if backend.attn == "te":
             # TE takes packed THD batches only; padded ones keep transformers' attention interface.
             self._te_thd_only = True
@@ -108,10 +110,9 @@ class Phi3Attention(nn.Module):
             Output shaped like ``hidden_states``; attention weights ``[B, N, S, S]`` where the interface gives them.
         """
         head_shape = (*hidden_states.shape[:-1], -1, self.head_dim)
-        query, key, value = self.qkv_proj(hidden_states).split([self.q_width, self.kv_width, self.kv_width], dim=-1)
-        query = query.reshape(head_shape)
-        key = key.reshape(head_shape)
-        value = value.reshape(head_shape)
+        query = self.q_proj(hidden_states).view(head_shape)
+        key = self.k_proj(hidden_states).view(head_shape)
+        value = self.v_proj(hidden_states).view(head_shape)
         if kwargs.get("qkv_format") == "thd":
             return self._packed_attention(query, key, value, position_embeddings, **kwargs), None
 
@@ -173,18 +174,19 @@ class Phi3Attention(nn.Module):
 
 
 class Phi3MLP(nn.Module):
-    """Gated feed-forward network with gate and up in one projection."""
+    """Gated feed-forward network."""
 
     def __init__(self, config: Phi3Config) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
         self.act_fn = ACT2FN[config.hidden_act]
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Map hidden states ``[..., H]`` to ``[..., H]``."""
-        gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
-        return self.down_proj(self.act_fn(gate) * up)
+        gate = self.act_fn(self.gate_proj(hidden_states))
+        return self.down_proj(gate * self.up_proj(hidden_states))
 
 
 class Phi3DecoderLayer(GradientCheckpointingLayer):
@@ -201,8 +203,8 @@ class Phi3DecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = initialize_rms_norm_module(
             backend.rms_norm, config.hidden_size, eps=config.rms_norm_eps, dtype=torch.get_default_dtype()
         )
-        self.resid_attn_dropout = nn.Dropout(config.resid_pdrop)
-        self.resid_mlp_dropout = nn.Dropout(config.resid_pdrop)
+        self.attention_output_dropout = nn.Dropout(config.resid_pdrop)
+        self.mlp_output_dropout = nn.Dropout(config.resid_pdrop)
 
     def forward(
         self,
@@ -222,12 +224,12 @@ class Phi3DecoderLayer(GradientCheckpointingLayer):
             past_key_values=past_key_values,
             **kwargs,
         )
-        hidden_states = residual + self.resid_attn_dropout(hidden_states)
+        hidden_states = residual + self.attention_output_dropout(hidden_states)
 
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.mlp(hidden_states)
-        hidden_states = residual + self.resid_mlp_dropout(hidden_states)
+        hidden_states = residual + self.mlp_output_dropout(hidden_states)
 
         return hidden_states
 
@@ -268,7 +270,7 @@ class Phi3Model(Phi3PreTrainedModel):
         )
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.gradient_checkpointing = False
-        self.has_sliding_layers = config.sliding_window is not None
+        self.has_sliding_layers = any(layer.attention_type == "sliding_attention" for layer in self.layers)
         self.post_init()
 
     @check_model_inputs
@@ -373,7 +375,7 @@ class Phi3Model(Phi3PreTrainedModel):
         if inputs_embeds.ndim == 2:
             return {"full_attention": None, "sliding_attention": None}
         if attention_mask is not None and attention_mask.ndim == 4:
-            return self._windowed_masks(attention_mask)
+            return self._windowed_masks(attention_mask, past_key_values)
         mask_kwargs: dict[str, Any] = {
             "config": self.config,
             "inputs_embeds": inputs_embeds,
@@ -387,12 +389,14 @@ class Phi3Model(Phi3PreTrainedModel):
             return {"full_attention": create_causal_mask(**mask_kwargs)}
         return {"sliding_attention": create_sliding_window_causal_mask(**mask_kwargs)}
 
-    def _windowed_masks(self, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Narrow a mask ``[B, 1, S, S]`` that a collator made for packed rows: it knows nothing of the window."""
-        token = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
+    def _windowed_masks(self, attention_mask: torch.Tensor, past_key_values: Cache | None) -> dict[str, torch.Tensor]:
+        """Narrow a mask ``[B, 1, S, keys]`` that a collator made for packed rows: it knows nothing of the window."""
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        token = seen + torch.arange(attention_mask.shape[-2], device=attention_mask.device)
+        key = torch.arange(attention_mask.shape[-1], device=attention_mask.device)
         hidden = False if attention_mask.dtype == torch.bool else torch.finfo(attention_mask.dtype).min
         window = self.config.sliding_window or attention_mask.shape[-1]
-        outside = token[:, None] - token >= window
+        outside = token[:, None] - key >= window
         return {"full_attention": attention_mask, "sliding_attention": attention_mask.masked_fill(outside, hidden)}
 
 

@@ -7,9 +7,11 @@ hold besides, and why it is not needed. Every name is matched by exactly one of 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from transformers import Phi3Config
 
 from nemo_automodel.components.checkpoint.state_dict_adapter import StateDictAdapter
@@ -23,51 +25,59 @@ class KeyRow(NamedTuple):
 
     Attributes:
         disk: Name in the checkpoint.
-        native: Name in this package's model.
+        native: Names in this package's model; several where the tensor on disk is a fused one, in the order in which
+            their rows lie there.
         operation: What happens to the tensor on the way.
         shape: Shape on disk, in the letters of model.py.
+        groups: For a fused tensor: the number of groups that follow each other in dimension 0, after the transposition
+            if there is one. Each holds an equal share of every part; one group is ``[part | part | ...]``.
     """
 
     disk: str
-    native: str
+    native: tuple[str, ...]
     operation: str
     shape: str
+    groups: Callable[[Phi3Config], int] = lambda config: 1
 
 
 KEY_MAP: tuple[KeyRow, ...] = (
-    KeyRow("model.embed_tokens.weight", "model.embed_tokens.weight", "rename", "[V, H]"),
+    KeyRow("model.embed_tokens.weight", ("model.embed_tokens.weight",), "rename", "[V, H]"),
     KeyRow(
-        "model.layers.{layer}.input_layernorm.weight", "model.layers.{layer}.input_layernorm.weight", "rename", "[H]"
+        "model.layers.{layer}.input_layernorm.weight", ("model.layers.{layer}.input_layernorm.weight",), "rename", "[H]"
     ),
     KeyRow(
-        "model.layers.{layer}.mlp.down_proj.weight", "model.layers.{layer}.mlp.down_proj.weight", "rename", "[H, F]"
+        "model.layers.{layer}.mlp.down_proj.weight", ("model.layers.{layer}.mlp.down_proj.weight",), "rename", "[H, F]"
     ),
     KeyRow(
         "model.layers.{layer}.mlp.gate_up_proj.weight",
-        "model.layers.{layer}.mlp.gate_up_proj.weight",
-        "rename",
+        ("model.layers.{layer}.mlp.gate_proj.weight", "model.layers.{layer}.mlp.up_proj.weight"),
+        "split",
         "[2F, H]",
     ),
     KeyRow(
         "model.layers.{layer}.post_attention_layernorm.weight",
-        "model.layers.{layer}.post_attention_layernorm.weight",
+        ("model.layers.{layer}.post_attention_layernorm.weight",),
         "rename",
         "[H]",
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.o_proj.weight",
-        "model.layers.{layer}.self_attn.o_proj.weight",
+        ("model.layers.{layer}.self_attn.o_proj.weight",),
         "rename",
         "[H, H]",
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.qkv_proj.weight",
-        "model.layers.{layer}.self_attn.qkv_proj.weight",
-        "rename",
+        (
+            "model.layers.{layer}.self_attn.q_proj.weight",
+            "model.layers.{layer}.self_attn.k_proj.weight",
+            "model.layers.{layer}.self_attn.v_proj.weight",
+        ),
+        "split",
         "[(N + 2K)D, H]",
     ),
-    KeyRow("model.norm.weight", "model.norm.weight", "rename", "[H]"),
-    KeyRow("lm_head.weight", "lm_head.weight", "rename", "[V, H]"),
+    KeyRow("model.norm.weight", ("model.norm.weight",), "rename", "[H]"),
+    KeyRow("lm_head.weight", ("lm_head.weight",), "rename", "[V, H]"),
 )
 
 IGNORED: dict[str, str] = {
@@ -83,9 +93,23 @@ def _compile(pattern: str) -> re.Pattern[str]:
     return re.compile(re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>0|[1-9]\d*)"))
 
 
-_FROM_DISK = tuple((_compile(row.disk), row.native) for row in KEY_MAP)
+_FROM_DISK = tuple((_compile(row.disk), row) for row in KEY_MAP)
 _IGNORED = tuple(_compile(pattern) for pattern in IGNORED)
-_TO_DISK = tuple((_compile(row.native), row.disk) for row in KEY_MAP)
+_TO_DISK = tuple((_compile(native), row) for row in KEY_MAP for native in row.native)
+
+
+class _Place(NamedTuple):
+    """Where a tensor stands: its row, and what its name says besides the row's pattern."""
+
+    row: KeyRow
+    prefix: str
+    layer: str
+    lora: str
+
+    def name(self, pattern: str) -> str:
+        """One of the row's patterns as the name of this tensor."""
+        name = pattern.replace("{layer}", self.layer)
+        return self.prefix + (name.removesuffix(".weight") + self.lora if self.lora else name)
 
 
 class Phi3StateDictAdapter(StateDictAdapter):
@@ -96,17 +120,23 @@ class Phi3StateDictAdapter(StateDictAdapter):
             whether the head is stored.
     """
 
-    # Every row keeps shape and dtype, so a checkpoint is read straight into the model's own memory.
-    _supports_low_memory_dcp_load = True
-
     def __init__(self, config: Phi3Config) -> None:
         self.config = config
+
+    @property
+    def supports_low_memory_dcp_load(self) -> bool:
+        """Whether each process reads its shards of the checkpoint, fused tensors into memory of their own.
+
+        One process alone would hold whole fused tensors beside the model, and reads through host memory instead.
+        """
+        return torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
 
     def to_hf(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
         """Convert the model's tensors to the checkpoint's layout.
 
         Args:
-            state_dict: Native name to tensor; any subset of the model's (a pipeline stage, LoRA weights).
+            state_dict: Native name to tensor; any subset of the model's (a pipeline stage, LoRA weights) that has all
+                parts of a fused tensor or none.
             **kwargs: ``exclude_key_regex`` leaves out native names that it matches.
 
         Returns:
@@ -114,22 +144,23 @@ class Phi3StateDictAdapter(StateDictAdapter):
             has the head alone, keeps it.
 
         Raises:
-            KeyError: A name that no row of ``KEY_MAP`` matches.
+            KeyError: A name that no row of ``KEY_MAP`` matches, or a missing part of a fused tensor.
         """
-        converted: dict[str, Any] = {}
+        exclude = kwargs.get("exclude_key_regex")
         tied = self.config.tie_word_embeddings and EMBEDDING in state_dict
+        found: dict[str, tuple[_Place, dict[str, Any]]] = {}
         for name, tensor in state_dict.items():
-            if name == HEAD and tied:
+            if (name == HEAD and tied) or (exclude and re.match(exclude, name)):
                 continue
-            converted.update(self.convert_single_tensor_to_hf(name, tensor, **kwargs))
+            place = self._place(name, _TO_DISK, "native")
+            _, tensors = found.setdefault(place.name(place.row.disk), (place, {}))
+            tensors[name] = tensor
+        converted = {name: self._to_disk(place, tensors) for name, (place, tensors) in found.items()}
         return converted
 
     def convert_single_tensor_to_hf(self, fqn: str, tensor: Any, **kwargs: Any) -> list[tuple[str, Any]]:
-        """Convert one tensor; see :meth:`to_hf`."""
-        exclude = kwargs.get("exclude_key_regex")
-        if exclude and re.match(exclude, fqn):
-            return []
-        return [(self.to_hf_name(fqn), tensor)]
+        """Convert one tensor; see :meth:`to_hf`. A part of a fused tensor cannot be converted alone."""
+        return list(self.to_hf({fqn: tensor}, **kwargs).items())
 
     def from_hf(
         self, hf_state_dict: dict[str, Any], device_mesh: DeviceMesh | None = None, **kwargs: Any
@@ -142,45 +173,117 @@ class Phi3StateDictAdapter(StateDictAdapter):
             **kwargs: Ignored.
 
         Returns:
-            Native name to tensor.
+            Native name to tensor; parts of a fused one may be views of it.
 
         Raises:
             KeyError: A name that no row of ``KEY_MAP`` matches, or a tensor that is missing.
-            ValueError: The config ties head and embedding but the checkpoint's head differs from its embedding.
+            ValueError: The config ties head and embedding but the checkpoint's head differs from its embedding;
+                or a fused tensor has not the rows that the config asks for.
         """
-        converted = {
-            self.from_hf_name(name): tensor
-            for name, tensor in hf_state_dict.items()
-            if not any(pattern.fullmatch(name) for pattern in _IGNORED)
-        }
+        converted: dict[str, Any] = {}
+        for name, tensor in hf_state_dict.items():
+            if any(pattern.fullmatch(name) for pattern in _IGNORED):
+                continue
+            parts = self._from_disk(name, tensor)
+            converted.update(parts)
         self._check_complete(converted)
         return self._resolve_head(converted)
 
     def to_hf_name(self, name: str) -> str:
-        """Disk name of a native tensor."""
-        return self._rename(name, _TO_DISK, "native")
+        """Disk name of a native tensor; parts of a fused one share it."""
+        place = self._place(name, _TO_DISK, "native")
+        return place.name(place.row.disk)
 
-    def from_hf_name(self, name: str) -> str:
-        """Native name of a tensor on disk."""
-        return self._rename(name, _FROM_DISK, "disk")
+    def from_hf_names(self, name: str) -> list[str]:
+        """Native names of a tensor on disk, more than one where it is a fused one."""
+        place = self._place(name, _FROM_DISK, "disk")
+        return [place.name(native) for native in place.row.native]
 
-    def _rename(self, name: str, rows: tuple[tuple[re.Pattern[str], str], ...], side: str) -> str:
-        """Translate one name; LoRA tensors follow the weight that they adapt."""
+    def map_peft_target_module_to_hf(self, name: str, *, v4_compatible: bool = False) -> str:
+        """Disk name of a module, for ``target_modules`` of PEFT's adapter_config.json."""
+        return self.to_hf_name(f"{name}.weight").removesuffix(".weight")
+
+    def _place(self, name: str, rows: tuple[tuple[re.Pattern[str], KeyRow], ...], side: str) -> _Place:
+        """Find the row of a name; LoRA tensors follow the weight that they adapt."""
         prefix = "base_model.model." if name.startswith("base_model.model.") else ""
         lora = _LORA.search(name)
         base = f"{name[len(prefix) : lora.start()]}.weight" if lora else name[len(prefix) :]
-        for pattern, target in rows:
+        for pattern, row in rows:
             match = pattern.fullmatch(base)
             if match is None:
                 continue
-            layer = match.groupdict().get("layer")
-            if layer is not None and int(layer) >= self.config.num_hidden_layers:
+            layer = match.groupdict().get("layer", "")
+            if layer and int(layer) >= self.config.num_hidden_layers:
                 break
-            renamed = target if layer is None else target.replace("{layer}", layer)
-            return prefix + (renamed.removesuffix(".weight") + lora.group() if lora else renamed)
+            return _Place(row, prefix, layer, lora.group() if lora else "")
         raise KeyError(
             f"No row of KEY_MAP maps the {side} tensor {name!r} of a {self.config.num_hidden_layers}-layer model."
         )
+
+    def _to_disk(self, place: _Place, tensors: dict[str, Any]) -> Any:
+        """Make one tensor of the checkpoint from the native ones that it consists of.
+
+        Args:
+            place: The row.
+            tensors: Native name to tensor; a weight is ``[out, in]``, a bias ``[out]``.
+        """
+        names = [place.name(native) for native in place.row.native]
+        for name in names:
+            if name not in tensors:
+                raise KeyError(
+                    f"{place.name(place.row.disk)!r} needs all of its {len(names)} parts, and {name!r} is not given. "
+                    "Convert (or adapt by LoRA) all of them at once."
+                )
+        parts = [tensors[name] for name in names]
+        tensor = self._join(place, parts) if len(parts) > 1 else parts[0]
+        return tensor
+
+    def _from_disk(self, name: str, tensor: Any) -> dict[str, Any]:
+        """Make the native tensors of one of the checkpoint, by their names."""
+        place = self._place(name, _FROM_DISK, "disk")
+        names = [place.name(native) for native in place.row.native]
+        parts = self._split(place, tensor) if len(names) > 1 else [tensor]
+        return dict(zip(names, parts, strict=True))
+
+    def _join(self, place: _Place, parts: Sequence[Any]) -> Any:
+        """Fuse native tensors.
+
+        LoRA's updates ``B_i A_i`` of the parts are kept exactly: the fused A is ``[A_1; A_2; ...]``, and the rows of
+        part i in the fused B are zero but for the columns that meet ``A_i``. The rank is the sum of theirs, which PEFT
+        has to be told (``rank_pattern``, and ``alpha_pattern`` so that alpha / rank stays what it is).
+        """
+        if place.lora.startswith(".lora_A"):
+            return torch.cat(tuple(parts))
+        rows, given = self._rows(place), [len(part) for part in parts]
+        if given != rows:
+            raise ValueError(f"{place.name(place.row.disk)!r} needs parts of {rows} rows, those given have {given}.")
+        if place.lora.startswith(".lora_B"):
+            parts = torch.block_diag(*parts).split(rows)
+        return _join_rows(parts, place.row.groups(self.config))
+
+    def _split(self, place: _Place, tensor: Any) -> list[Any]:
+        """Take a fused tensor apart; see :meth:`_join`."""
+        name, rows = place.name(place.row.disk), self._rows(place)
+        if place.lora.startswith(".lora_A"):
+            if len(tensor) % len(rows):
+                raise ValueError(f"{name!r} has rank {len(tensor)}, which {len(rows)} projections cannot share.")
+            return list(tensor.chunk(len(rows)))
+        if len(tensor) != sum(rows):
+            raise ValueError(f"{name!r} has {len(tensor)} rows where the config asks for {' + '.join(map(str, rows))}.")
+        parts = _split_rows(tensor, rows, place.row.groups(self.config))
+        if place.lora.startswith(".lora_B"):
+            own = [part.chunk(len(rows), dim=1)[i] for i, part in enumerate(parts)]
+            if not _equal(torch.block_diag(*own), torch.cat(parts)):
+                raise ValueError(
+                    f"{name!r} adapts {len(rows)} projections by a rank that they share; the model cannot."
+                )
+            return own
+        return parts
+
+    def _rows(self, place: _Place) -> list[int]:
+        """Rows of each part of a fused tensor."""
+        rows = _rows_of(self.config)
+        return [rows[native.split(".")[-2]] for native in place.row.native]
 
     def _check_complete(self, converted: dict[str, Any]) -> None:
         """Name the first tensor that is missing beside those that are there.
@@ -190,7 +293,7 @@ class Phi3StateDictAdapter(StateDictAdapter):
         """
         if any(_LORA.search(name) for name in converted):
             return
-        rows = [row.native for row in KEY_MAP]
+        rows = [native for row in KEY_MAP for native in row.native]
         per_layer = [row for row in rows if "{layer}" in row]
         count = self.config.num_hidden_layers
         present = [
@@ -220,3 +323,52 @@ class Phi3StateDictAdapter(StateDictAdapter):
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Compare values; tensors on the meta device have none and count as equal."""
     return first.is_meta or second.is_meta or torch.equal(first, second)
+
+
+def _rows_of(config: Phi3Config) -> dict[str, int]:
+    """Rows of the projections that are stored as parts of a fused tensor."""
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return {
+        "q_proj": config.num_attention_heads * head_dim,
+        "k_proj": config.num_key_value_heads * head_dim,
+        "v_proj": config.num_key_value_heads * head_dim,
+        "gate_proj": config.intermediate_size,
+        "up_proj": config.intermediate_size,
+    }
+
+
+def _join_rows(parts: Sequence[torch.Tensor], groups: int) -> torch.Tensor:
+    """Fuse tensors along dimension 0.
+
+    Args:
+        parts: Weights ``[rows_i, in]`` or biases ``[rows_i]``.
+        groups: Number of groups; each takes the next ``rows_i / groups`` rows of every part, in order.
+
+    Returns:
+        ``[rows_1 + rows_2 + ..., in]`` or ``[rows_1 + rows_2 + ...]``.
+    """
+    grouped = [_whole_rows(part).unflatten(0, (groups, -1)) for part in parts]
+    return torch.cat(grouped, dim=1).flatten(0, 1)
+
+
+def _split_rows(tensor: torch.Tensor, rows: Sequence[int], groups: int) -> list[torch.Tensor]:
+    """Take apart what :func:`_join_rows` fused.
+
+    Args:
+        tensor: ``[rows_1 + rows_2 + ..., in]`` or ``[rows_1 + rows_2 + ...]``.
+        rows: Rows of each part.
+        groups: Number of groups.
+
+    Returns:
+        The parts; views of the tensor where there is one group.
+    """
+    grouped = _whole_rows(tensor).unflatten(0, (groups, -1))
+    return [part.flatten(0, 1) for part in grouped.split([count // groups for count in rows], dim=1)]
+
+
+def _whole_rows(tensor: torch.Tensor) -> torch.Tensor:
+    """Let every process hold a part of each row instead of some of the rows; what is not sharded stays as it is."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    sharded = Shard(1) if tensor.ndim > 1 else Replicate()
+    return tensor.redistribute(placements=[Replicate() if at.is_replicate() else sharded for at in tensor.placements])

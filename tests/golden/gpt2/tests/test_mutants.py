@@ -1,0 +1,140 @@
+"""Contract: the comparison with the reference catches mistakes. Each mutant plants one; the unchanged model passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted mistake.
+
+    Attributes:
+        name: What is wrong.
+        change: Plants it in the loaded model.
+        variant: The setting in which it shows.
+    """
+
+    name: str
+    change: Callable[[Any], None] = field(repr=False)
+    variant: str = "base"
+
+
+def swap(*paths: str) -> Callable[[Any], None]:
+    """Exchange two tensors in every layer."""
+
+    def change(model: Any) -> None:
+        for owner in model.model.layers:
+            first, second = (owner.get_parameter(path) for path in paths)
+            held = first.data.clone()
+            first.data.copy_(second.data)
+            second.data.copy_(held)
+
+    return change
+
+
+def edit(path: str, how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Any], None]:
+    """Replace a tensor in every layer by a function of itself."""
+
+    def change(model: Any) -> None:
+        for layer in model.model.layers:
+            parameter = layer.get_parameter(path)
+            parameter.data.copy_(how(parameter.data.clone()))
+
+    return change
+
+
+def set_attribute(path: str, name: str, value: Callable[[Any, int], Any]) -> Callable[[Any], None]:
+    """Set an attribute of a submodule of every layer to a function of the submodule and the layer's index."""
+
+    def change(model: Any) -> None:
+        values = [value(layer.get_submodule(path), index) for index, layer in enumerate(model.model.layers)]
+        for layer, new in zip(model.model.layers, values, strict=True):
+            setattr(layer.get_submodule(path), name, new)
+
+    return change
+
+
+def swap_layers(model: Any) -> None:
+    """Put the first layer's weights into the second and the other way round."""
+    first, second = model.model.layers[0], model.model.layers[1]
+    held = {name: tensor.clone() for name, tensor in first.state_dict().items()}
+    first.load_state_dict(second.state_dict())
+    second.load_state_dict(held)
+
+
+def reverse_q_heads(model: Any) -> None:
+    """Reverse the order of the query heads: each then meets the wrong key/value group."""
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        weight = attention.q_proj.weight.data
+        weight.copy_(weight.unflatten(0, (-1, attention.head_dim)).flip(0).flatten(0, 1))
+
+
+def larger_eps(model: Any) -> None:
+    """Use an eps of 0.05 in every norm."""
+    for module in model.modules():
+        if "Norm" in type(module).__name__:
+            module.eps = 0.05
+
+
+def plain_final_norm(model: Any) -> None:
+    """Forget the final norm's weight."""
+    model.model.norm.reset_parameters()
+
+
+def shift_positions(model: Any) -> None:
+    """Give each token the position of the next one."""
+    positions = model.model.embed_positions
+    whole = positions.forward
+    positions.forward = lambda position_ids: whole(position_ids + 1)
+
+
+def tie_head(model: Any) -> None:
+    """Use the embedding as the head although the checkpoint has a head of its own."""
+    model.lm_head.weight = model.model.embed_tokens.weight
+
+
+MUTANTS = [
+    Mutant("k and v projections swapped", swap("self_attn.k_proj.weight", "self_attn.v_proj.weight")),
+    Mutant("q heads in reverse order", reverse_q_heads),
+    Mutant("softmax scale off", set_attribute("self_attn", "scaling", lambda module, _: module.scaling * 1.5)),
+    Mutant("output projection transposed", edit("self_attn.o_proj.weight", lambda w: w.t().reshape(w.shape))),
+    Mutant(
+        "input_layernorm and post_attention_layernorm swapped",
+        swap("input_layernorm.weight", "post_attention_layernorm.weight"),
+    ),
+    Mutant("norm eps off", larger_eps),
+    Mutant("norm weight with an offset", edit("input_layernorm.weight", lambda w: w + 1)),
+    Mutant("another activation", set_attribute("mlp", "act_fn", lambda *_: nn.SiLU())),
+    Mutant("gelu of the other kind", set_attribute("mlp", "act_fn", lambda *_: nn.GELU())),
+    Mutant("two layers swapped", swap_layers),
+    Mutant("q bias dropped", edit("self_attn.q_proj.bias", torch.zeros_like)),
+    Mutant("v bias dropped", edit("self_attn.v_proj.bias", torch.zeros_like)),
+    Mutant("attention output bias dropped", edit("self_attn.o_proj.bias", torch.zeros_like)),
+    Mutant("MLP input bias dropped", edit("mlp.up_proj.bias", torch.zeros_like)),
+    Mutant("MLP output bias dropped", edit("mlp.down_proj.bias", torch.zeros_like)),
+    Mutant("norm bias dropped", edit("input_layernorm.bias", torch.zeros_like)),
+    Mutant("final norm without its weight", plain_final_norm),
+    Mutant("positions one too far", shift_positions),
+    Mutant("head tied where it is its own", tie_head, variant="untied"),
+]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_mutant_is_caught(make_pair, difference, mutant):
+    """The logits of the mutant are not the reference's, those of the unchanged model are."""
+    pair = make_pair(mutant.variant)
+    ids = pair.inputs()
+    expected = pair.reference(ids).logits
+    assert difference(pair.native(ids).logits, expected) < 1e-4, "the unchanged model must pass"
+    mutant.change(pair.native)
+    same = difference(pair.native(ids).logits, expected) < 1e-4
+    assert not same, f"survived: {mutant.name}"
