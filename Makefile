@@ -3,6 +3,7 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 INSTALLED := $(VENV)/.installed
 
 # One thread a process: the models are tiny, and threads of several processes only get in each other's way.
@@ -44,9 +45,9 @@ bench: $(INSTALLED) ## Measure the command line's speed, as ratios
 coverage: $(INSTALLED) ## Onboard every example and write docs/coverage.md
 	$(BIN)/python scripts/coverage.py --write
 
-sweep: $(INSTALLED) ## Onboard transformers' own decoders (ARCHS="llama phi3": these) and write docs/coverage.md; JOBS=2
-	$(BIN)/python scripts/sweep.py $(ARCHS) --jobs $(or $(JOBS),2)
+sweep: $(INSTALLED) ## Onboard all of transformers' dense decoders into docs/coverage.md; ARCHS="llama phi3" shows these, JOBS=2
+	$(BIN)/python scripts/sweep.py --jobs $(JOBS) $(or $(ARCHS),--page docs/coverage.md)
 
 clean: ## Remove .venv, the demo and all caches
-	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo build dist .sweep .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

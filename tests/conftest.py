@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.util
 import json
+import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -19,6 +23,27 @@ if threading.current_thread() is threading.main_thread():
 
 
 ROOT = Path(__file__).parents[1]
+# Set before the workers of pytest-xdist start, which must all choose the same dozen, also around midnight.
+os.environ.setdefault("ONBOARD_DOZEN_SEED", datetime.datetime.now(datetime.timezone.utc).date().isoformat())
+
+
+def pytest_report_header() -> str:
+    return f"ONBOARD_DOZEN_SEED={os.environ['ONBOARD_DOZEN_SEED']} (chooses the architectures of test_sweep_dozen.py)"
+
+
+def _load_breadth() -> None:
+    """Make the sweep's package importable without its folder on the path, where coverage.py would hide a library."""
+    folder = ROOT / "scripts" / "breadth"
+    spec = importlib.util.spec_from_file_location(
+        "breadth", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["breadth"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["breadth"])
+
+
+_load_breadth()
 EXAMPLES = tuple(sorted(file.parent.name for file in (ROOT / "examples").glob("*/config.json")))
 
 

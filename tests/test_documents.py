@@ -14,7 +14,7 @@ from onboard.cli._group import root
 REPOSITORY = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/coverage.md")
 NOT_THERE_YET = {"update", "keys", "registry", "packing"}
-TARGETS = {"help", "install", "demo", "test", "lint", "golden", "bench", "coverage", "clean"}
+TARGETS = {"help", "install", "demo", "test", "lint", "golden", "bench", "coverage", "sweep", "clean"}
 
 
 @pytest.fixture(params=DOCUMENTS)
