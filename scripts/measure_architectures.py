@@ -60,7 +60,8 @@ def declared(config_class: type[transformers.PretrainedConfig]) -> dict[str, Any
     """What the class writes down for a field that a file leaves out; None where it computes the value from others."""
     names = (*SIZES, "sliding_window")
     fields = config_class.__dataclass_fields__
-    return {name: getattr(fields[name], "default", None) for name in names if name in fields}
+    own = {name: config_class.attribute_map.get(name, name) for name in names}
+    return {name: getattr(fields[key], "default", None) for name, key in own.items() if key in fields}
 
 
 def main() -> None:

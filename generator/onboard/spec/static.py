@@ -54,11 +54,12 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
     """
     default, declared = measured["real"], measured["declared"]
     real = dict(default)
+    renamed = default.get("attribute_map", {})
     for name in SIZES:
         # Other spellings than the class's own would be ignored by the reference too.
-        value = raw.get(name, declared.get(name))
+        value = raw.get(renamed.get(name, name), raw.get(name, declared.get(name)))
         real[name] = value if _is_int(value) else None if name in _DERIVED else default[name]
-    if real["num_key_value_heads"] is None:
+    if real["num_key_value_heads"] is None and default["num_key_value_heads"] is not None:
         real["num_key_value_heads"] = real["num_attention_heads"]
     if real["head_dim"] is None and default["head_dim"] is not None:
         real["head_dim"] = real["hidden_size"] // max(1, real["num_attention_heads"])
