@@ -80,7 +80,40 @@ def layout(model_type: str, architecture: str) -> dict[str, Any] | None:
         "tensors": tensors,
         "switches": switches,
         "tied_leaves_out": sorted(tensors.keys() - tied.keys()),
+        "formula": _formula(cls, default),
     }
+
+
+@torch.no_grad()
+def _formula(cls: Any, default: Any) -> str | None:
+    """A number that classes share which compute the same from the same weights, at settings that all of them have.
+
+    Everything particular to a class stays at its default. None where the class does not take these settings.
+    """
+    settings = {
+        "hidden_size": 40,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 10,
+        "intermediate_size": 72,
+        "vocab_size": 151,
+        "max_position_embeddings": 64,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "sliding_window": None,
+    }
+    fields = {key: value for name, value in settings.items() if (key := spelling(default, name))}
+    fields |= {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": False}
+    fields |= dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    if "rope_parameters" not in type(default).__dataclass_fields__:
+        del fields["rope_parameters"]
+    try:
+        model = build(cls, fields)
+        logits = model(torch.arange(3, 3 + SEQUENCE).unsqueeze(0), use_cache=False).logits
+    except Exception:
+        return None
+    return f"{float(logits.double().square().mean().sqrt()):.4f}"
 
 
 def _tiny(cls: Any, default: Any) -> dict[str, Any] | None:

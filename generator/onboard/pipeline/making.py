@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import UsageError
+from onboard.pipeline.referring import Reference, find_reference, unproven
 from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
 from onboard.plan.lock import drift, file_hashes, read_lock, render_lock
 from onboard.plan.targets import Layout, find_checkout, header_from, layout, license_header
-from onboard.reference.ask import ask_reference
 from onboard.render.package import Rendered, Work, render, render_review
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
@@ -81,10 +81,12 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     progress.done(f"{source.kind.kind}, {source.kind.architecture}")
 
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
-    measured = ask_reference(source.decoder, source.architecture, source.kind.model_type)
+    reference = find_reference(source)
+    measured = reference.measured
     spec = derive(source.decoder, source.architecture, source.model_type, measured)
     spec = replace(spec, review=(*published_tensors(source, spec), *spec.review))
-    progress.done("every part explained")
+    open_points = unproven(source, spec, reference)
+    progress.done("every part explained" + (f", as {spec.reference_class}" if reference.recognised else ""))
 
     progress.start("rendering")
     work = Work(
@@ -98,6 +100,8 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         header=_header(request, root, places),
         builtin=is_builtin(source.architecture),
         versions=versions(),
+        recognised=reference.recognised,
+        unproven=open_points,
     )
     rendered = render(work)
     plan = _plan(request, source, work, rendered, root)
@@ -284,5 +288,6 @@ def _payload(
         "mutants": {"planted": len(rendered.mutants), "caught": None},
         "capabilities": dict.fromkeys(("tp", "cp", "pp", "ep"), False),
         "warnings": warnings,
+        "unproven": [item.as_json() for item in work.unproven],
         "review": [f"{item.what} {item.do}" for item in spec.review],
     }

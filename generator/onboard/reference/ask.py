@@ -16,6 +16,10 @@ from onboard.facts._text import shown
 TIMEOUT_SECONDS = 300
 
 
+class NoClass(Unsupported):
+    """transformers has no class for the architecture; it may be one of its classes under another name."""
+
+
 def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str | None) -> dict[str, Any]:
     """Measure transformers' own implementation of a model at tiny size.
 
@@ -28,7 +32,8 @@ def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str 
         What the probe found, plus ``origin``: how a report names the measurement.
 
     Raises:
-        Unsupported: transformers has no class for it, refuses the config, or a part of it is not explained.
+        NoClass: transformers has no class for it.
+        Unsupported: transformers refuses the config, or a part of it is not explained.
         UsageError: a key or value that no decoder can have.
         OnboardError: the subprocess broke.
     """
@@ -70,11 +75,12 @@ def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
             "If transformers loads this config, report it with the config.json.",
             code="reference.failed",
         )
-    if answer.get("error") == "no_reference":
-        raise Unsupported(
+    if answer.get("error") in ("no_class", "no_reference"):
+        kind = NoClass if answer["error"] == "no_class" else Unsupported
+        raise kind(
             "transformers has no reference for this model.",
             answer["what"],
-            "Models with remote code are not supported yet. If a newer transformers has the class, upgrade it.",
+            "If a newer transformers has the class, upgrade it.",
             code="unsupported.no_reference",
         )
     if answer.get("error") == "unexplained":

@@ -21,6 +21,10 @@ class NoReference(Exception):
     """transformers has no class for this architecture, or its config class refuses the file."""
 
 
+class NoClass(NoReference):
+    """transformers has no class for this architecture."""
+
+
 def find_class(architecture: str, model_type: str | None) -> type[PreTrainedModel]:
     """Class of transformers that implements an architecture.
 
@@ -30,14 +34,14 @@ def find_class(architecture: str, model_type: str | None) -> type[PreTrainedMode
             (``LLaMAForCausalLM``).
 
     Raises:
-        NoReference: transformers has neither.
+        NoClass: transformers has neither.
     """
     names = [architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")]
     for name in names:
         found: Any = _attribute(name) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel) and getattr(found, "config_class", None):
             return found
-    raise NoReference(
+    raise NoClass(
         f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}"
     )
 

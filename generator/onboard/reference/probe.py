@@ -30,6 +30,7 @@ from onboard.errors import OnboardError
 from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.blocks import explain_blocks
 from onboard.reference.build import (
+    NoClass,
     NoReference,
     build,
     consumed_keys,
@@ -240,8 +241,10 @@ def answer(request: Mapping[str, Any]) -> str:
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return json.dumps(probe(request["architecture"], request["model_type"], request["config"]))
+    except NoClass as error:
+        refusal: dict[str, Any] = {"error": "no_class", "what": str(error)}
     except NoReference as error:
-        refusal: dict[str, Any] = {"error": "no_reference", "what": str(error)}
+        refusal = {"error": "no_reference", "what": str(error)}
     except Unexplained as error:
         refusal = {"error": "unexplained", "part": error.part, "what": error.what, "nearest": list(error.nearest)}
     except OnboardError as error:

@@ -18,6 +18,7 @@ from onboard.render.style import format_sources
 from onboard.spec.arch import ArchSpec
 from onboard.spec.keys import data_keys
 from onboard.spec.kind import Kind
+from onboard.spec.recognise import Recognised, Unproven
 from onboard.spec.show import show
 
 # Tokens of the test sequences and of the packed documents.
@@ -68,6 +69,8 @@ class Work:
         header: licence header, or empty.
         builtin: whether the framework has a class of this architecture.
         versions: of onboard, transformers, nemo_automodel and torch.
+        recognised: the class that stands in for one that transformers lacks.
+        unproven: what had no reference.
     """
 
     spec: ArchSpec
@@ -80,6 +83,8 @@ class Work:
     header: str
     builtin: bool
     versions: Mapping[str, str | None]
+    recognised: Recognised | None = None
+    unproven: tuple[Unproven, ...] = ()
 
 
 def render(work: Work) -> Rendered:
@@ -189,6 +194,8 @@ def _context(work: Work) -> dict[str, Any]:
         "quantised": "quantization_config" in work.facts.config,
         "rows": spec_rows(spec),
         "measured_on": measured["origin"],
+        "recognised": work.recognised,
+        "unproven": work.unproven,
         "results": None,
         "onboard_version": __version__,
         "transformers_version": measured["transformers"],

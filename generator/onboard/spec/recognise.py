@@ -30,8 +30,9 @@ from onboard.spec.review import HARMLESS, unknown_keys
 TABLE = Path(__file__).parent / "layouts.json"
 # Buffers that old checkpoints hold: computed from the config, not learned.
 _BUFFERS = re.compile(r".*\.(rotary_emb|rotary_embedding)\.inv_freq")
+# Keys of a config.json that every class with rotary parameters reads into them.
+_IN_ROPE = frozenset(("rope_theta", "rope_scaling", "partial_rotary_factor"))
 _MOST_SWITCHES = 2
-_LARGEST_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class _Fit:
         switches: fields that would have to be added to config.json for the tensors to be the same.
         missing: sizes that config.json does not give.
         unknown: its keys that the class does not know and that may matter.
+        respelt: its keys that the class has under another name, and that name.
         off: its keys that the class does not know and that are switched off.
+        aside: its keys about further layers that predict more tokens, which no forward pass needs.
         distance: number of kinds of tensors that differ.
         rank: what decides between classes that fit; the smallest wins.
     """
@@ -83,13 +86,15 @@ class _Fit:
     switches: Mapping[str, bool]
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
+    respelt: Mapping[str, str]
     off: tuple[str, ...]
+    aside: tuple[str, ...]
     distance: int
     rank: tuple[Any, ...]
 
     @property
     def fits(self) -> bool:
-        return not (self.names or self.switches or self.missing or self.unknown)
+        return not (self.names or self.switches or self.missing or self.unknown or self.respelt)
 
 
 @cache
@@ -130,6 +135,7 @@ def recognise(
         *_unseen(header, no_tensors_because, entry),
         *_ambiguous(entry, others, header is not None),
         *_switched_off(best, entry, config),
+        *_left_out(best),
     )
     return Recognised(entry["architecture"], best.model_type, entry["config_class"], why, unproven)
 
@@ -179,33 +185,96 @@ def _compare(
     architecture: str,
     header: Mapping[str, Any] | None,
 ) -> _Fit:
+    known = {*entry["fields"], *entry["attribute_map"]} | (_IN_ROPE if "rope_parameters" in entry["fields"] else set())
+    keys = [key for key in unknown_keys(config, known) if not _is_note(key)]
+    respelt, unknown, off, aside = {}, [], [], []
+    for key in keys:
+        value = config[key]
+        own = _own_spelling(key, entry)
+        if key in ALIASES["num_nextn_predict_layers"]:
+            aside.append(key)
+        elif key.endswith("bias") and isinstance(value, bool) and value == _has_bias(entry):
+            continue
+        elif (own and config.get(own) == value) or _is_computed(key, value, config):
+            continue
+        elif _is_off(key, value):
+            off.append(key)
+        elif own and config.get(own) is None:
+            respelt[key] = own
+        else:
+            unknown.append(key)
     missing = tuple(
-        name
+        key
         for name, key in entry["sizes"].items()
         if config.get(key) is None and config.get(name) is None and name not in entry["computed"]
+        if key not in respelt.values()
     )
-    known = {*entry["fields"], *entry["attribute_map"], "partial_rotary_factor"}
-    unknown, off = [], []
-    for key in unknown_keys(config, known):
-        value = config[key]
-        if key.startswith("_") or key.endswith(("token", "token_id", "token_ids")):
-            continue
-        if key.endswith("bias") and isinstance(value, bool) and value == _has_bias(entry):
-            continue
-        (off if value in (False, 0, "", [], {}) else unknown).append(key)
     names, switches, distance = "", {}, 0
     if header is not None:
         names, switches, distance = _header_fit(entry, config, header)
+    rank = _rank(model_type, entry, config, architecture, len(off))
+    return _Fit(model_type, names, switches, missing, tuple(unknown), respelt, tuple(off), tuple(aside), distance, rank)
+
+
+def _rank(
+    model_type: str, entry: Mapping[str, Any], config: Mapping[str, Any], architecture: str, off: int
+) -> tuple[Any, ...]:
+    """What decides between classes that fit, in this order.
+
+    The same name but for case; the activation that the class has by default; few features that are on by default and
+    that the file does not mention; few kinds of tensors; a formula that many classes share; many of the file's keys.
+    """
+    fields = entry["fields"]
     silent = [
         name
-        for name, default in entry["fields"].items()
-        if name not in config and name not in HARMLESS and name not in entry["computed"] and not name.endswith("token_id")
+        for name in fields
+        if name not in config and name not in HARMLESS and name not in entry["computed"] and not _is_note(name)
     ]
-    on = [name for name in silent if entry["fields"][name] not in (None, False, 0, 0.0, 1, 1.0)]
-    plain = [name for name in entry["tensors"] if not name.endswith(".bias")]
-    same_name = architecture.lower() == entry["architecture"].lower()
-    rank = (not same_name, len(on), len(off), len(plain), len(entry["tensors"]), len(silent), model_type)
-    return _Fit(model_type, names, switches, missing, tuple(unknown), tuple(off), distance, rank)
+    on = [name for name in silent if fields[name] not in (None, False, 0, 0.0, 1, 1.0) and name != "rope_parameters"]
+    act = _own_spelling("hidden_act", entry)
+    stated = find(config, "hidden_act")
+    other_act = act is not None and stated is not None and stated.value != fields[act]
+    weights = [name for name in entry["tensors"] if not name.endswith(".bias")]
+    sharing = sum(one["formula"] == entry["formula"] for one in layouts().values()) if entry["formula"] else 0
+    mentioned = sum(name in fields for name in config)
+    return (
+        architecture.lower() != entry["architecture"].lower(),
+        other_act,
+        len(on),
+        off,
+        len(weights),
+        len(entry["tensors"]),
+        -sharing,
+        -mentioned,
+        len(silent),
+        model_type,
+    )
+
+
+def _is_computed(key: str, value: Any, config: Mapping[str, Any]) -> bool:
+    """Whether a key says the head size that a class without such a field computes."""
+    width, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    return key == "head_dim" and isinstance(width, int) and isinstance(heads, int) and value * heads == width
+
+
+def _is_note(key: str) -> bool:
+    """Whether a key is a note of some program, or names a token of the vocabulary."""
+    return key.startswith("_") or key.endswith(("token", "token_id", "token_ids"))
+
+
+def _is_off(key: str, value: Any) -> bool:
+    """Whether a key's value says that there is nothing to do: a switch, a factor of one."""
+    factor = set(re.split(r"[_.]", key)) & {"factor", "scale", "multiplier", "scaling"}
+    return value in (False, 0, "", [], {}) or bool(factor and value == 1)
+
+
+def _own_spelling(key: str, entry: Mapping[str, Any]) -> str | None:
+    """The name that a class has for what a key means, None where the key has no known meaning or the class no field."""
+    for spellings in ALIASES.values():
+        if key in spellings:
+            own = entry["fields"].keys() | (_IN_ROPE if "rope_parameters" in entry["fields"] else frozenset())
+            return next((name for name in spellings if name in own), None)
+    return None
 
 
 def _has_bias(entry: Mapping[str, Any]) -> bool:
@@ -373,12 +442,25 @@ def _switched_off(fit: _Fit, entry: Mapping[str, Any], config: Mapping[str, Any]
     ]
 
 
+def _left_out(fit: _Fit) -> list[Unproven]:
+    if not fit.aside:
+        return []
+    return [
+        Unproven(
+            f"The layers that predict more tokens than the next ({few(fit.aside)}): they are left out.",
+            "The class has none; a forward pass without them gives the same logits.",
+            "Train without them, or add them by hand.",
+        )
+    ]
+
+
 def _refusal(
     fits: Sequence[_Fit], architecture: str, config: Mapping[str, Any], header: Mapping[str, Any] | None
 ) -> Unsupported:
     def against(fit: _Fit) -> tuple[Any, ...]:
         hopeless = bool(fit.names)
-        return (hopeless, fit.distance, len(fit.unknown) + len(fit.missing) + len(fit.switches), fit.rank)
+        open_ = len(fit.unknown) + len(fit.missing) + len(fit.switches)
+        return (hopeless, fit.distance, open_, len(fit.respelt), fit.rank)
 
     near = min(fits, key=against)
     entry = layouts()[near.model_type]
@@ -394,9 +476,9 @@ def _refusal(
         values = ", ".join(f"{name}: {str(value).lower()}" for name, value in near.switches.items())
         reasons.append(f"the checkpoint's tensors fit {values}, which config.json does not say")
         cures.append(f"If that is right, write {values} into a copy of config.json.")
-    respelt = {found.key: name for name in near.missing if (found := find(config, name))}
-    if respelt:
-        listed = ", ".join(f"{key} as {entry['sizes'][name]}" for key, name in respelt.items())
+    if near.respelt:
+        listed = ", ".join(f"{shown(key)} as {name}" for key, name in near.respelt.items())
+        reasons.append(f"config.json spells otherwise what it reads ({few(near.respelt)})")
         cures.append(f"If it is that class, write {listed} in a copy of config.json.")
     code = _remote_class(config)
     if code:

@@ -1,0 +1,53 @@
+"""What a model is held against: transformers' class of its name, or the class that it is recognised as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from onboard.pipeline.reading import Read
+from onboard.reference.ask import NoClass, ask_reference
+from onboard.spec.arch import ArchSpec
+from onboard.spec.derive import read_keys
+from onboard.spec.recognise import Recognised, Unproven, by_model_type, defaults_used, recognise
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The reference's measurement, and the class that the model was recognised as; None where it has its own."""
+
+    measured: Mapping[str, Any]
+    recognised: Recognised | None
+
+
+def find_reference(source: Read) -> Reference:
+    """Measure the model's own class in transformers, or the one that it is recognised as.
+
+    Raises:
+        OnboardError: as :func:`onboard.reference.ask.ask_reference`; transformers has no class for it, and none fits.
+    """
+    try:
+        return Reference(ask_reference(source.decoder, source.architecture, source.kind.model_type), None)
+    except NoClass:
+        found = recognise_source(source)
+    return Reference(ask_reference(source.decoder, found.architecture, found.model_type), found)
+
+
+def recognise_source(source: Read) -> Recognised:
+    """The class of transformers that a model without a class of its own is.
+
+    Raises:
+        Unsupported: none fits.
+    """
+    facts = source.facts
+    return recognise(source.decoder, source.architecture, facts.tensors, facts.no_tensors_because)
+
+
+def unproven(source: Read, spec: ArchSpec, reference: Reference) -> tuple[Unproven, ...]:
+    """Everything that had no reference; nothing where transformers has the model's own class."""
+    found, real = reference.recognised, reference.measured["real"]
+    if found is None:
+        return tuple(by_model_type(source.architecture, spec.reference_class, source.decoder))
+    read = read_keys(spec, real.get("attribute_map", {}))
+    return (*found.unproven, *defaults_used(source.decoder, found.config_class, read, real["values"]))
