@@ -75,7 +75,9 @@ def layout(model_type: str, architecture: str) -> dict[str, Any] | None:
         "attribute_map": dict(default.attribute_map),
         "sizes": {name: key for name in SIZES if (key := spelling(default, name))},
         "computed": sorted(
-            name for name in SIZES if (key := spelling(default, name)) and getattr(declared[key], "default", None) is None
+            name
+            for name in SIZES
+            if (key := spelling(default, name)) and getattr(declared[key], "default", None) is None
         ),
         "tensors": tensors,
         "switches": switches,

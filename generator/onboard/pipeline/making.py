@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from onboard.errors import UsageError
-from onboard.pipeline.referring import Reference, find_reference, unproven
 from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
+from onboard.pipeline.referring import find_reference, unproven, with_ignored
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
 from onboard.plan.lock import drift, file_hashes, read_lock, render_lock
@@ -84,6 +84,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     reference = find_reference(source)
     measured = reference.measured
     spec = derive(source.decoder, source.architecture, source.model_type, measured)
+    spec = with_ignored(spec, reference)
     spec = replace(spec, review=(*published_tensors(source, spec), *spec.review))
     open_points = unproven(source, spec, reference)
     progress.done("every part explained" + (f", as {spec.reference_class}" if reference.recognised else ""))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from onboard.pipeline.reading import Read
 from onboard.reference.ask import NoClass, ask_reference
+from onboard.spec._model_types import listed_as
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import read_keys
-from onboard.spec.recognise import Recognised, Unproven, by_model_type, defaults_used, recognise
+from onboard.spec.recognise import Recognised, Unproven, by_model_type, defaults_used, layouts, recognise
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,13 @@ def find_reference(source: Read) -> Reference:
     return Reference(ask_reference(source.decoder, found.architecture, found.model_type), found)
 
 
+def has_class(source: Read) -> bool:
+    """Whether transformers has a class for the architecture, as far as the shipped tables say; it is not imported."""
+    listed = listed_as(source.kind.model_type)
+    names = {entry["architecture"] for entry in layouts().values()}
+    return (listed is not None and not listed.from_hub) or source.kind.architecture in names
+
+
 def recognise_source(source: Read) -> Recognised:
     """The class of transformers that a model without a class of its own is.
 
@@ -51,3 +59,11 @@ def unproven(source: Read, spec: ArchSpec, reference: Reference) -> tuple[Unprov
         return tuple(by_model_type(source.architecture, spec.reference_class, source.decoder))
     read = read_keys(spec, real.get("attribute_map", {}))
     return (*found.unproven, *defaults_used(source.decoder, found.config_class, read, real["values"]))
+
+
+def with_ignored(spec: ArchSpec, reference: Reference) -> ArchSpec:
+    """The spec, with what a recognised checkpoint holds besides as ignored tensors."""
+    if reference.recognised is None:
+        return spec
+    ignored = (*spec.checkpoint.ignored, *reference.recognised.ignored)
+    return replace(spec, checkpoint=replace(spec.checkpoint, ignored=ignored))

@@ -41,9 +41,7 @@ def find_class(architecture: str, model_type: str | None) -> type[PreTrainedMode
         found: Any = _attribute(name) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel) and getattr(found, "config_class", None):
             return found
-    raise NoClass(
-        f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}"
-    )
+    raise NoClass(f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}")
 
 
 def _attribute(name: str) -> Any:

@@ -195,6 +195,8 @@ def _context(work: Work) -> dict[str, Any]:
         "rows": spec_rows(spec),
         "measured_on": measured["origin"],
         "recognised": work.recognised,
+        # A model_type that transformers' auto classes do not know: who loads the model has to give the config.
+        "foreign_type": work.recognised is not None and work.recognised.model_type != spec.model_type,
         "unproven": work.unproven,
         "results": None,
         "onboard_version": __version__,

@@ -24,6 +24,7 @@ from typing import Any
 from onboard.errors import Unsupported
 from onboard.facts._facts import TensorHeader
 from onboard.facts._text import few, shown
+from onboard.spec.arch import IgnoredKey
 from onboard.spec.keys import ALIASES, find
 from onboard.spec.review import HARMLESS, unknown_keys
 
@@ -55,6 +56,7 @@ class Recognised:
     Attributes:
         architecture, model_type, config_class: transformers' names.
         why: how it was recognised, a sentence without its full stop.
+        ignored: tensors of its checkpoint that the class has not and that no forward pass needs.
         unproven: what the inference rests on.
     """
 
@@ -62,6 +64,7 @@ class Recognised:
     model_type: str
     config_class: str
     why: str
+    ignored: tuple[IgnoredKey, ...]
     unproven: tuple[Unproven, ...]
 
 
@@ -119,6 +122,9 @@ def recognise(
         Unsupported: none fits, with what came nearest and what speaks against it.
     """
     header = _patterns(tensors) if tensors is not None else None
+    ignored = [name for name in header or () if _predicts_more(name)] if _says_it_predicts_more(config) else []
+    if header is not None:
+        header = {name: kind for name, kind in header.items() if name not in ignored}
     fits = [_compare(name, entry, config, architecture, header) for name, entry in layouts().items()]
     found = sorted((fit for fit in fits if fit.fits), key=lambda fit: fit.rank)
     if not found:
@@ -137,10 +143,22 @@ def recognise(
         *_switched_off(best, entry, config),
         *_left_out(best),
     )
-    return Recognised(entry["architecture"], best.model_type, entry["config_class"], why, unproven)
+    dropped = tuple(IgnoredKey(name, "predicts further tokens; the model does not") for name in ignored)
+    return Recognised(entry["architecture"], best.model_type, entry["config_class"], why, dropped, unproven)
 
 
-def defaults_used(config: Mapping[str, Any], config_class: str, read: Iterable[str], values: Mapping[str, Any]) -> list[Unproven]:
+def _predicts_more(name: str) -> bool:
+    """Whether a tensor belongs to layers of multi-token prediction, by its name."""
+    return "mtp" in re.split(r"[._]", name.lower())
+
+
+def _says_it_predicts_more(config: Mapping[str, Any]) -> bool:
+    return bool((found := find(config, "num_nextn_predict_layers")) and found.value)
+
+
+def defaults_used(
+    config: Mapping[str, Any], config_class: str, read: Iterable[str], values: Mapping[str, Any]
+) -> list[Unproven]:
     """Fields that generated code reads and config.json does not give: the recognised class's default is a guess.
 
     Args:
@@ -193,9 +211,11 @@ def _compare(
         own = _own_spelling(key, entry)
         if key in ALIASES["num_nextn_predict_layers"]:
             aside.append(key)
-        elif key.endswith("bias") and isinstance(value, bool) and value == _has_bias(entry):
-            continue
-        elif (own and config.get(own) == value) or _is_computed(key, value, config):
+        elif (
+            (key.endswith("bias") and isinstance(value, bool) and value == _has_bias(entry))
+            or (own and config.get(own) == value)
+            or _is_computed(key, value, config)
+        ):
             continue
         elif _is_off(key, value):
             off.append(key)
