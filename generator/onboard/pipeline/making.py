@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -81,7 +81,14 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     progress.done(f"{source.kind.kind}, {source.kind.architecture}")
 
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
-    reference = find_reference(source)
+    reference = find_reference(source, trust_remote_code=request.trust_remote_code)
+    if reference.code and places.target == "intree":
+        raise UsageError(
+            "a model's own code cannot be the reference inside a checkout",
+            "its files would become part of NeMo AutoModel's tests",
+            "write a project of its own: --target plugin --out DIR",
+            code="target.remote_code",
+        )
     measured = reference.measured
     spec = derive(source.decoder, source.architecture, source.model_type, measured)
     spec = with_ignored(spec, reference)
@@ -103,6 +110,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         versions=versions(),
         recognised=reference.recognised,
         unproven=open_points,
+        code=reference.code,
     )
     rendered = render(work)
     plan = _plan(request, source, work, rendered, root)
@@ -114,7 +122,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         written = apply(plan, force=request.force)
         backup = written.backup
 
-    payload = _payload(source, spec, work, rendered, plan, backup, trusted=request.trust_remote_code)
+    payload = _payload(source, spec, work, rendered, plan, backup, reference.warnings)
     if request.dry_run and not request.force:
         payload["warnings"] += _would_be_refused(root, places)
     status = 0
@@ -247,7 +255,7 @@ def is_builtin(architecture: str) -> bool:
 
 
 def _payload(
-    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, *, trusted: bool
+    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, more: Sequence[str]
 ) -> dict[str, Any]:
     places = work.layout
     counts = {
@@ -259,10 +267,7 @@ def _payload(
             f"NeMo AutoModel has {source.architecture} built in, and a built-in class wins over an entry point: "
             "register this one with exist_ok=True (see the project's README)."
         )
-    if trusted:
-        warnings.append(
-            "--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run"
-        )
+    warnings += more
     if backup is not None:
         warnings.append(f"what was replaced and not written by onboard is kept in {backup}")
     return {

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from onboard.facts.remote_code import RemoteCode, names_code, read_remote_code
 from onboard.pipeline.reading import Read
 from onboard.reference.ask import NoClass, ask_reference
 from onboard.spec._model_types import listed_as
@@ -19,20 +20,32 @@ class Reference:
     """The reference's measurement, and the class that the model was recognised as; None where it has its own."""
 
     measured: Mapping[str, Any]
-    recognised: Recognised | None
+    recognised: Recognised | None = None
+    code: RemoteCode | None = None
+    warnings: tuple[str, ...] = ()
 
 
-def find_reference(source: Read) -> Reference:
-    """Measure the model's own class in transformers, or the one that it is recognised as.
+def find_reference(source: Read, *, trust_remote_code: bool = False) -> Reference:
+    """Measure the model's own class in transformers, its own code where it is trusted, or what it is recognised as.
 
     Raises:
         OnboardError: as :func:`onboard.reference.ask.ask_reference`; transformers has no class for it, and none fits.
     """
+    architecture, model_type = source.architecture, source.kind.model_type
+    warnings: tuple[str, ...] = ()
     try:
-        return Reference(ask_reference(source.decoder, source.architecture, source.kind.model_type), None)
+        measured = ask_reference(source.decoder, architecture, model_type)
+        if trust_remote_code:
+            warnings = ("--trust-remote-code has no effect: transformers has a class, which is the reference",)
+        return Reference(measured, warnings=warnings)
     except NoClass:
+        if trust_remote_code and names_code(source.facts.config):
+            code = read_remote_code(source.facts)
+            return Reference(ask_reference(source.decoder, architecture, model_type, code), code=code)
+        if trust_remote_code:
+            warnings = ("--trust-remote-code has no effect: config.json names no code (auto_map)",)
         found = recognise_source(source)
-    return Reference(ask_reference(source.decoder, found.architecture, found.model_type), found)
+    return Reference(ask_reference(source.decoder, found.architecture, found.model_type), found, warnings=warnings)
 
 
 def has_class(source: Read) -> bool:
@@ -55,6 +68,8 @@ def recognise_source(source: Read) -> Recognised:
 def unproven(source: Read, spec: ArchSpec, reference: Reference) -> tuple[Unproven, ...]:
     """Everything that had no reference; nothing where transformers has the model's own class."""
     found, real = reference.recognised, reference.measured["real"]
+    if reference.code is not None:
+        return ()
     if found is None:
         return tuple(by_model_type(source.architecture, spec.reference_class, source.decoder))
     read = read_keys(spec, real.get("attribute_map", {}))

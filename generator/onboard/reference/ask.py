@@ -12,6 +12,7 @@ from typing import Any
 from onboard._child import command
 from onboard.errors import OnboardError, Unsupported, UsageError
 from onboard.facts._text import shown
+from onboard.facts.remote_code import RemoteCode
 
 TIMEOUT_SECONDS = 300
 
@@ -20,13 +21,16 @@ class NoClass(Unsupported):
     """transformers has no class for the architecture; it may be one of its classes under another name."""
 
 
-def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str | None) -> dict[str, Any]:
-    """Measure transformers' own implementation of a model at tiny size.
+def ask_reference(
+    config: Mapping[str, Any], architecture: str, model_type: str | None, code: RemoteCode | None = None
+) -> dict[str, Any]:
+    """Measure transformers' own implementation of a model, or the model's own code, at tiny size.
 
     Args:
         config: the decoder's part of config.json.
         architecture: name of the architecture, already checked to be an identifier.
         model_type: config.json's ``model_type``.
+        code: the model's own code, which the user trusts; it runs in the subprocess.
 
     Returns:
         What the probe found, plus ``origin``: how a report names the measurement.
@@ -37,7 +41,14 @@ def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str 
         UsageError: a key or value that no decoder can have.
         OnboardError: the subprocess broke.
     """
-    request = json.dumps({"architecture": architecture, "model_type": model_type, "config": config})
+    request = json.dumps(
+        {
+            "architecture": architecture,
+            "model_type": model_type,
+            "config": config,
+            "code": code.as_request() if code else None,
+        }
+    )
     try:
         done = subprocess.run(
             command("onboard.reference.probe", answers=True),
@@ -56,7 +67,10 @@ def ask_reference(config: Mapping[str, Any], architecture: str, model_type: str 
             "Run `onboard doctor`; if the environment is fine, report the architecture.",
             code="reference.timeout",
         ) from error
-    return understand(_answer(done, architecture), architecture)
+    measured = understand(_answer(done, architecture), architecture)
+    if code is not None:
+        measured["origin"] = f"tiny {measured['reference_class']} of the model's own code"
+    return measured
 
 
 def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -74,6 +88,14 @@ def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
             shown(answer["what"], 300),
             "If transformers loads this config, report it with the config.json.",
             code="reference.failed",
+        )
+    if answer.get("error") == "broken_code":
+        raise Unsupported(
+            "The model's own code does not run with the installed transformers.",
+            answer["what"],
+            "Old code often needs an old transformers: correct it in a copy of the directory, and give that. Without "
+            "--trust-remote-code, onboard looks whether the model is one of transformers' classes under another name.",
+            code="remote_code.broken",
         )
     if answer.get("error") in ("no_class", "no_reference"):
         kind = NoClass if answer["error"] == "no_class" else Unsupported

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +23,8 @@ def load_remote(code: Mapping[str, Any], folder: Path) -> type[PreTrainedModel]:
     """Import the model's own classes.
 
     Args:
-        code: ``files``: name to path of each module; ``package``: what the package is to be called; ``model`` and
-            ``config``: ``module.Class``, ``config`` may be None.
+        code: ``files``: name to text of each module; ``package``: what the package is to be called; ``model`` and
+            ``config``: ``module.Class``.
         folder: an empty folder, which the modules are copied into as a package.
 
     Raises:
@@ -34,12 +33,12 @@ def load_remote(code: Mapping[str, Any], folder: Path) -> type[PreTrainedModel]:
     package = folder / code["package"]
     package.mkdir()
     (package / "__init__.py").touch()
-    for name, path in code["files"].items():
-        shutil.copyfile(path, package / name)
+    for name, text in code["files"].items():
+        (package / name).write_text(text, encoding="utf-8")
     sys.path.insert(0, str(folder))
     try:
         cls = _attribute(code["package"], code["model"])
-        config_class = _attribute(code["package"], code["config"]) if code["config"] else cls.config_class
+        config_class = _attribute(code["package"], code["config"])
     except (Exception, SystemExit) as error:
         words = " ".join(str(error).split())
         raise BrokenCode(shown(f"{type(error).__name__}: {words}", 300)) from error

@@ -10,6 +10,7 @@ from typing import Any
 
 from onboard import __version__
 from onboard.facts import Facts
+from onboard.facts.remote_code import PACKAGE, RemoteCode
 from onboard.plan.targets import Layout
 from onboard.render.context import model_context, origins, variants
 from onboard.render.environment import environment
@@ -71,6 +72,7 @@ class Work:
         versions: of onboard, transformers, nemo_automodel and torch.
         recognised: the class that stands in for one that transformers lacks.
         unproven: what had no reference.
+        code: the model's own code, where that is the reference.
     """
 
     spec: ArchSpec
@@ -85,6 +87,7 @@ class Work:
     versions: Mapping[str, str | None]
     recognised: Recognised | None = None
     unproven: tuple[Unproven, ...] = ()
+    code: RemoteCode | None = None
 
 
 def render(work: Work) -> Rendered:
@@ -127,8 +130,13 @@ def render(work: Work) -> Rendered:
         add(layout.readme, "project/README.md.j2", "how to install and use it")
     first_party = ("nemo_automodel", layout.import_package.split(".")[0])
     formatted = format_sources({file.path: file.text for file in files}, first_party)
+    rendered = [RenderedFile(file.path, formatted[file.path], file.reason) for file in files]
+    if work.code is not None:
+        copied = {"__init__.py": "", **work.code.files}
+        reason = "the model's own code, which the tests hold the package against"
+        rendered += [RenderedFile(f"{tests}/{PACKAGE}/{name}", text, reason) for name, text in copied.items()]
     return Rendered(
-        tuple(RenderedFile(file.path, formatted[file.path], file.reason) for file in files),
+        tuple(rendered),
         tuple(context["mutants"]),
         tuple(context["origins"]),
     )
@@ -196,7 +204,9 @@ def _context(work: Work) -> dict[str, Any]:
         "measured_on": measured["origin"],
         "recognised": work.recognised,
         # A model_type that transformers' auto classes do not know: who loads the model has to give the config.
-        "foreign_type": work.recognised is not None and work.recognised.model_type != spec.model_type,
+        "foreign_type": work.code is not None
+        or (work.recognised is not None and work.recognised.model_type != spec.model_type),
+        **_modules(work.code),
         "unproven": work.unproven,
         "results": None,
         "onboard_version": __version__,
@@ -204,6 +214,13 @@ def _context(work: Work) -> dict[str, Any]:
         "automodel_version": work.versions.get("nemo_automodel"),
         "automodel_floor": work.versions.get("nemo_automodel") or "0.7.0",
     }
+
+
+def _modules(code: RemoteCode | None) -> dict[str, Any]:
+    """Where the tests import the reference from; the package needs no more of a config than transformers' base class."""
+    modules = [name.rpartition(".")[0] for name in (code.config, code.model)] if code else []
+    config_module, class_module = (f"{PACKAGE}.{name}" for name in modules) if code else ("transformers",) * 2
+    return {"code": code, "config_module": config_module, "class_module": class_module}
 
 
 def _contract(files: list[RenderedFile], env: Any, name: str) -> str:
