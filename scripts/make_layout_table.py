@@ -45,12 +45,12 @@ def layout(model_type: str, architecture: str) -> dict[str, Any] | None:
     if fields is None:
         return None
     fields["tie_word_embeddings"] = False
-    sizes, tensors = _disk(cls, fields)
+    tensors = _disk(cls, fields)
     switches = {}
     for name, value in fields.items():
         if isinstance(value, bool) and name not in _BASE:
             try:
-                _, other = _disk(cls, {**fields, name: not value})
+                other = _disk(cls, {**fields, name: not value})
             except Exception:  # a switch that needs other fields to follow
                 continue
             if other != tensors:
@@ -60,7 +60,7 @@ def layout(model_type: str, architecture: str) -> dict[str, Any] | None:
                     "removes": sorted(tensors.keys() - other.keys()),
                 }
     try:
-        _, tied = _disk(cls, {**fields, "tie_word_embeddings": True})
+        tied = _disk(cls, {**fields, "tie_word_embeddings": True})
     except Exception:
         tied = tensors
     declared = config_class.__dataclass_fields__
@@ -131,7 +131,7 @@ def _tiny(cls: Any, default: Any) -> dict[str, Any] | None:
 
 @torch.no_grad()
 def _is_causal(model: torch.nn.Module) -> bool:
-    """Whether earlier positions are the same whatever the last token is; encoders fail, switched to a decoder or not."""
+    """Whether earlier positions are the same whatever the last token is; encoders fail."""
     ids = torch.arange(3, 3 + SEQUENCE).unsqueeze(0)
     other = ids.clone()
     other[:, -1] = 3
@@ -139,8 +139,8 @@ def _is_causal(model: torch.nn.Module) -> bool:
     return bool(torch.allclose(one, two, atol=1e-4))
 
 
-def _disk(cls: Any, fields: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, list[str]]]:
-    """The sizes of a tiny model by letter, and the patterns of its tensors with their shapes in letters."""
+def _disk(cls: Any, fields: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The patterns of its tensors with their shapes in letters."""
     with tempfile.TemporaryDirectory() as folder:
         model = build(cls, fields)
         found = disk_tensors(model, Path(folder))
@@ -154,7 +154,7 @@ def _disk(cls: Any, fields: Mapping[str, Any]) -> tuple[dict[str, int], dict[str
     for name, shape in found.items():
         pattern = re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
         out.setdefault(pattern, [_letters(one, sizes) for one in shape])
-    return sizes, out
+    return out
 
 
 def _letters(value: int, s: Mapping[str, int]) -> str:

@@ -93,9 +93,7 @@ def _beside(facts: Facts) -> dict[str, str]:
     path = facts.source.path or ""
     folder, file = os.path.split(path)
     if facts.source.kind != "directory" and file != "config.json":
-        raise _refuse(
-            f"{shown(file)} is a config on its own", "Give the directory that holds config.json and the code."
-        )
+        raise _refuse(f"{shown(file)} is a config on its own", "Give the directory that holds it and the code.")
     with os.scandir(folder or ".") as entries:
         return {entry.name: entry.path for entry in entries if entry.name.endswith(".py") and entry.is_file()}
 

@@ -12,7 +12,9 @@ from onboard.reference.ask import NoClass, ask_reference
 from onboard.spec._model_types import listed_as
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import read_keys
-from onboard.spec.recognise import Recognised, Unproven, by_model_type, defaults_used, layouts, recognise
+from onboard.spec.layouts import layouts
+from onboard.spec.recognise import Recognised, recognise
+from onboard.spec.unproven import Unproven, by_model_type, defaults_used
 
 
 @dataclass(frozen=True, slots=True)

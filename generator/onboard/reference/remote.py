@@ -46,7 +46,8 @@ def load_remote(code: Mapping[str, Any], folder: Path) -> type[PreTrainedModel]:
         raise BrokenCode(f"{code['model']} is not a PreTrainedModel")
     if not (isinstance(config_class, type) and issubclass(config_class, PretrainedConfig)):
         raise BrokenCode(f"{code['config']} is not a PretrainedConfig")
-    cls.config_class = config_class
+    own: Any = cls
+    own.config_class = config_class
     declare_fields(config_class)
     return cls
 
@@ -59,19 +60,18 @@ def _attribute(package: str, reference: str) -> Any:
 def declare_fields(config_class: type[PretrainedConfig]) -> None:
     """Give a config class with an ``__init__`` of its own the fields that its arguments are.
 
-    Today's classes declare their fields; those of most models' own code name them in ``__init__`` alone. The rest of the
-    probe looks at ``__dataclass_fields__``.
+    Today's classes declare their fields; those of most models' own code name them in ``__init__`` alone. The rest of
+    the probe looks at ``__dataclass_fields__``.
     """
     own: Any = config_class
     known = dict(own.__dataclass_fields__)
     for name, argument in inspect.signature(own.__init__).parameters.items():
         if name == "self" or argument.kind in (argument.VAR_KEYWORD, argument.VAR_POSITIONAL):
             continue
-        default = None if argument.default is argument.empty else argument.default
-        plain = default is None or isinstance(default, (bool, int, float, str))
-        made = dataclasses.make_dataclass(
-            "_", [(name, Any, default if plain else dataclasses.field(default_factory=lambda value=default: value))]
-        )
         if name not in known:
-            known[name] = made.__dataclass_fields__[name]
+            default = None if argument.default is argument.empty else argument.default
+            plain = default is None or isinstance(default, (bool, int, float, str))
+            # A list as a default is one that a dataclass refuses; only the names and plain defaults are looked at.
+            entry = (name, Any, dataclasses.field(default=default if plain else None))
+            known[name] = dataclasses.make_dataclass("_", [entry]).__dataclass_fields__[name]
     own.__dataclass_fields__ = known

@@ -19,8 +19,9 @@ from onboard.render.style import format_sources
 from onboard.spec.arch import ArchSpec
 from onboard.spec.keys import data_keys
 from onboard.spec.kind import Kind
-from onboard.spec.recognise import Recognised, Unproven
+from onboard.spec.recognise import Recognised
 from onboard.spec.show import show
+from onboard.spec.unproven import Unproven
 
 # Tokens of the test sequences and of the packed documents.
 SEQUENCE = 24
@@ -217,7 +218,7 @@ def _context(work: Work) -> dict[str, Any]:
 
 
 def _modules(code: RemoteCode | None) -> dict[str, Any]:
-    """Where the tests import the reference from; the package needs no more of a config than transformers' base class."""
+    """Where the tests import the reference from."""
     modules = [name.rpartition(".")[0] for name in (code.config, code.model)] if code else []
     config_module, class_module = (f"{PACKAGE}.{name}" for name in modules) if code else ("transformers",) * 2
     return {"code": code, "config_module": config_module, "class_module": class_module}
