@@ -128,7 +128,7 @@ def test_a_scaled_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "part"),
     [
-        ({"architecture": "NoSuchForCausalLM", "model_type": None, "config": RAW}, "no_reference", None),
+        ({"architecture": "NoSuchForCausalLM", "model_type": None, "config": RAW}, "no_class", None),
         (
             {"architecture": "YoutuForCausalLM", "model_type": "youtu", "config": {"model_type": "youtu"}},
             "unexplained",

@@ -76,6 +76,8 @@ def lists(output: Output, payload: Mapping[str, Any]) -> None:
     survived = (payload.get("mutants") or {}).get("survived") or ()
     if isinstance(survived, (list, tuple)):
         output.bullets("mutants that survived", [sentence(item) for item in survived], style="bad")
+    open_points = [f"{item.get('what')} {item.get('do')}" for item in payload.get("unproven") or ()]
+    output.bullets("unproven", [sentence(item) for item in open_points], style="warn", numbered=True)
     output.bullets("warnings", [sentence(item) for item in payload.get("warnings") or ()], style="warn")
     review = [sentence(item) for item in payload.get("review") or ()]
     output.bullets("to review", review, style="warn", numbered=True)

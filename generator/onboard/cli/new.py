@@ -57,7 +57,11 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 @click.option("--dry-run", is_flag=True, help="Show which files would be written, and why; write nothing.")
 @click.option("--diff", is_flag=True, help="Print the changes as a patch on stdout, the rest on stderr.")
 @click.option("--force", is_flag=True, help="Replace what is there; edited files are kept in a backup.")
-@click.option("--trust-remote-code", is_flag=True, help="Not there yet: remote code is never run.")
+@click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    help="Where transformers has no class, run the model's own code as the reference.",
+)
 @click.option("--license-header", type=_FILE, metavar="FILE", help="A text that opens every generated Python file.")
 def command(
     state: State,

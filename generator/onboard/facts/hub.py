@@ -82,6 +82,26 @@ def read_hub(given: str, repo: str, *, revision: str | None, headers: bool) -> F
         return repository.read(commit, headers)
 
 
+def read_code(given: str, repo: str, commit: str) -> dict[str, str]:
+    """Fetch the Python files at the top of a repo.
+
+    Args:
+        given: what the user typed.
+        repo: the repo id.
+        commit: what the config was read from; branches may have moved since.
+
+    Returns:
+        The name of each file to its path in the client's cache.
+
+    Raises:
+        HubError: the Hub did not give them.
+    """
+    asked = Asked(repo, commit, _token(repo))
+    with _quiet(asked), hub_http.one_try_each():
+        api = HfApi(library_name="onboard", library_version=__version__)
+        return _Repository(given, asked, api, hub_http.Patience(hub_http.MOST_WAITING)).code(commit)
+
+
 @dataclass(frozen=True)
 class _Repository:
     given: str
@@ -165,6 +185,20 @@ class _Repository:
             headers = list(pool.map(lambda file: self._header(file, commit), files))
         tensors, warnings = checkpoint.assemble(headers, weight_map)
         return tensors, None, (*layout.warnings, *warnings)
+
+    def code(self, commit: str) -> dict[str, str]:
+        """Name to path of the Python files at the top of the repo; without the Hub, of those in the cache."""
+        names = None if constants.HF_HUB_OFFLINE else self._names(commit)
+        if names is None:
+            path = try_to_load_from_cache(self.asked.repo, CONFIG, revision=commit)
+            folder = os.path.dirname(path) if isinstance(path, str) else None
+            names = os.listdir(folder) if folder else []
+            return {name: os.path.join(str(folder), name) for name in names if name.endswith(".py")}
+
+        def fetched(name: str) -> str:
+            return self._ask(lambda: self.api.hf_hub_download(self.asked.repo, name, revision=commit), name)
+
+        return {name: fetched(name) for name in names if name.endswith(".py") and "/" not in name}
 
     def _names(self, commit: str) -> list[str] | None:
         """The repo's files; None where the Hub, or a mirror of it, does not list them."""

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from onboard.errors import Unsupported
 from onboard.pipeline.reading import published_tensors, read
+from onboard.pipeline.referring import as_recognised, has_class, recognise_source
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
 from onboard.spec.kind import Evidence
 from onboard.spec.nearest import nearest
+from onboard.spec.recognise import Recognised
 from onboard.spec.show import show
 from onboard.spec.static import fill_in, measured_architecture
 from onboard.spec.validate import check_config
@@ -33,6 +36,7 @@ class Inspection:
     nearest: Sequence[tuple[str, str]] = ()
     warnings: Sequence[str] = ()
     review: Sequence[Mapping[str, str]] = ()
+    recognised: Recognised | None = None
 
     @property
     def exit_status(self) -> int:
@@ -46,9 +50,12 @@ class Inspection:
         named = {"architecture": self.architecture, "model_type": self.model_type, "evidence": evidence}
         if self.kind == "unsupported":
             return {**common, "is": self.is_, "reason": self.reason, **named, "warnings": list(self.warnings)}
+        found = self.recognised
         return {
             **common,
             **named,
+            "recognised": found and {"architecture": found.architecture, "why": found.why},
+            "unproven": [item.as_json() for item in found.unproven] if found else [],
             "spec": dict(self.spec),
             "nearest": [{"architecture": name, "why": why} for name, why in self.nearest],
             "warnings": list(self.warnings),
@@ -78,7 +85,15 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
         word = {"moe": "mixtures of experts", "vlm": "vision-language models"}[kind.kind]
         warning = f"this version describes dense decoders only; {word} are recognised, not yet written"
         return Inspection(**common, warnings=(*facts.warnings, warning))
-    measured = measured_architecture(kind.model_type or "")
+    model_type, recognised = kind.model_type or "", None
+    if not has_class(source):
+        try:
+            recognised = recognise_source(source)
+        except Unsupported as error:
+            return Inspection(**common, warnings=(*facts.warnings, f"{error.what} {error.why} {error.do}"))
+        source = as_recognised(source, recognised)
+        model_type, common = recognised.model_type, {**common, "recognised": recognised}
+    measured = measured_architecture(model_type)
     if measured is None:
         warning = (
             f"the architecture {kind.architecture or kind.model_type} has not been measured; "
@@ -92,7 +107,7 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
         **common,
         spec=spec.as_json(),
         rows=_rows(spec),
-        nearest=nearest(measured, kind.model_type or ""),
+        nearest=nearest(measured, model_type),
         warnings=facts.warnings,
         review=[
             {"what": item.what.rstrip("."), "do": item.do} for item in (*published_tensors(source, spec), *spec.review)

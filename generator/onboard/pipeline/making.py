@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from onboard.errors import Unsupported, UsageError
 from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
+from onboard.pipeline.referring import Reference, find_reference, unproven, with_ignored
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
 from onboard.plan.lock import drift, file_hashes, read_lock, render_lock
@@ -77,8 +78,11 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     progress.done(f"{source.kind.kind}, {source.kind.architecture}")
 
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
-    spec, measured = _understand(source, request.style)
-    progress.done(_understood(spec))
+    reference = _refer(source, request, places)
+    source = reference.source
+    spec, measured = _understand(reference, request.style)
+    open_points = unproven(spec, reference)
+    progress.done(_understood(spec) + (f", as {spec.reference_class}" if reference.recognised else ""))
 
     progress.start("rendering")
     work = Work(
@@ -92,6 +96,9 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         header=_header(request, root, places),
         builtin=is_builtin(source.architecture),
         versions=versions(),
+        recognised=reference.recognised,
+        unproven=open_points,
+        code=reference.code,
     )
     rendered = render_reused(work, spec) if isinstance(spec, ReusedSpec) else render(work)
     plan = _plan(request, source, work, rendered, root)
@@ -103,7 +110,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         written = apply(plan, force=request.force)
         backup = written.backup
 
-    payload = _payload(source, spec, work, rendered, plan, backup, trusted=request.trust_remote_code)
+    payload = _payload(source, spec, work, rendered, plan, backup, reference.warnings)
     if request.dry_run and not request.force:
         payload["warnings"] += _would_be_refused(root, places)
     status = 0
@@ -115,23 +122,46 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     return NewResult(payload, status, diff, rows)
 
 
-def _understand(source: Read, style: str) -> tuple[ArchSpec | ReusedSpec, dict[str, Any]]:
+def _refer(source: Read, request: NewRequest, places: Layout) -> Reference:
+    """What the model is held against, which is measured.
+
+    Raises:
+        UsageError: an option that does not go with it.
+    """
+    reference = find_reference(source, request.style, ask_reference, trust_remote_code=request.trust_remote_code)
+    if reference.code and places.target == "intree":
+        raise UsageError(
+            "a model's own code cannot be the reference inside a checkout",
+            "its files would become part of NeMo AutoModel's tests",
+            "write a project of its own: --target plugin --out DIR",
+            code="target.remote_code",
+        )
+    if request.style == "reuse" and (reference.code or reference.recognised):
+        raise UsageError(
+            "--style reuse needs a class of this architecture in transformers",
+            f"transformers has none for {source.architecture}",
+            "leave --style out",
+            code="style.no_class",
+        )
+    return reference
+
+
+def _understand(reference: Reference, style: str) -> tuple[ArchSpec | ReusedSpec, Mapping[str, Any]]:
     """What is written: native parts where all are explained, else, unless ``--style native``, a reused decoder.
 
     Raises:
         Unsupported: neither can be written, with the reason.
     """
-    named = (source.decoder, source.architecture, source.kind.model_type)
-    measured = ask_reference(*named, style)
+    source, measured = reference.source, reference.measured
     if "reuse" not in measured:
         try:
-            spec = derive(source.decoder, source.architecture, source.model_type, measured)
+            spec = with_ignored(derive(source.decoder, source.architecture, source.model_type, measured), reference)
             return replace(spec, review=(*published_tensors(source, spec), *spec.review)), measured
         except Unsupported as error:
-            if style == "native":
+            if style == "native" or reference.code or reference.recognised:
                 raise
             problem = {"part": "architecture", "what": f"{error.what} {error.why}", "nearest": []}
-            measured = ask_reference(*named, "reuse", problem)
+            measured = ask_reference(source.decoder, source.architecture, source.kind.model_type, "reuse", problem)
     tensors = source.facts.tensors
     published = None if tensors is None else [tensor.name for tensor in tensors]
     return describe(source.decoder, source.architecture, source.model_type, measured, published), measured
@@ -273,8 +303,7 @@ def _payload(
     rendered: Rendered,
     plan: Plan,
     backup: Path | None,
-    *,
-    trusted: bool,
+    more: Sequence[str],
 ) -> dict[str, Any]:
     places = work.layout
     counts = {
@@ -286,14 +315,11 @@ def _payload(
             f"NeMo AutoModel has {source.architecture} built in, and a built-in class wins over an entry point: "
             "register this one with exist_ok=True (see the project's README)."
         )
+    warnings += more
     if isinstance(spec, ReusedSpec):
         warnings += [
             f"{one.path} is novel and reused from transformers ({one.why}): review it first" for one in spec.novel
         ]
-    if trusted:
-        warnings.append(
-            "--trust-remote-code has no effect yet: the oracle is transformers' own class, remote code is not run"
-        )
     if backup is not None:
         warnings.append(f"what was replaced and not written by onboard is kept in {backup}")
     return {
@@ -320,5 +346,6 @@ def _payload(
         "mutants": {"planted": len(rendered.mutants), "caught": None},
         "capabilities": dict.fromkeys(("tp", "cp", "pp", "ep"), False),
         "warnings": warnings,
+        "unproven": [item.as_json() for item in work.unproven],
         "review": [f"{item.what} {item.do}" for item in spec.review],
     }

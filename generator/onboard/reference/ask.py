@@ -12,8 +12,13 @@ from typing import Any
 from onboard._child import command
 from onboard.errors import OnboardError, Unsupported, UsageError
 from onboard.facts._text import shown
+from onboard.facts.remote_code import RemoteCode
 
 TIMEOUT_SECONDS = 300
+
+
+class NoClass(Unsupported):
+    """transformers has no class for the architecture; it may be one of its classes under another name."""
 
 
 def ask_reference(
@@ -22,8 +27,9 @@ def ask_reference(
     model_type: str | None,
     style: str = "native",
     problem: Mapping[str, Any] | None = None,
+    code: RemoteCode | None = None,
 ) -> dict[str, Any]:
-    """Measure transformers' own implementation of a model at tiny size.
+    """Measure transformers' own implementation of a model, or the model's own code, at tiny size.
 
     Args:
         config: the decoder's part of config.json.
@@ -32,13 +38,15 @@ def ask_reference(
         style: ``native``: every part has to be explained; ``reuse``: what a package needs that reuses transformers'
             modules; ``auto``: the latter where the former fails.
         problem: why parts are reused, where that is known already.
+        code: the model's own code, which the user trusts; it runs in the subprocess.
 
     Returns:
         What the probe found, plus ``origin``: how a report names the measurement. It has a key ``reuse`` where the
         package is to reuse transformers' modules.
 
     Raises:
-        Unsupported: transformers has no class for it, refuses the config, or a part of it is not explained.
+        NoClass: transformers has no class for it.
+        Unsupported: transformers refuses the config, or a part of it is not explained.
         UsageError: a key or value that no decoder can have.
         OnboardError: the subprocess broke.
     """
@@ -47,6 +55,7 @@ def ask_reference(
             "architecture": architecture,
             "model_type": model_type,
             "config": config,
+            "code": code.as_request() if code else None,
             "style": style,
             "problem": problem,
         }
@@ -69,7 +78,10 @@ def ask_reference(
             "Run `onboard doctor`; if the environment is fine, report the architecture.",
             code="reference.timeout",
         ) from error
-    return understand(_answer(done, architecture), architecture)
+    measured = understand(_answer(done, architecture), architecture)
+    if code is not None:
+        measured["origin"] = f"tiny {measured['reference_class']} of the model's own code"
+    return measured
 
 
 def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -88,11 +100,20 @@ def understand(answer: dict[str, Any], architecture: str) -> dict[str, Any]:
             "If transformers loads this config, report it with the config.json.",
             code="reference.failed",
         )
-    if answer.get("error") == "no_reference":
+    if answer.get("error") == "broken_code":
         raise Unsupported(
+            "The model's own code does not run with the installed transformers.",
+            answer["what"],
+            "Old code often needs an old transformers: correct it in a copy of the directory, and give that. Without "
+            "--trust-remote-code, onboard looks whether the model is one of transformers' classes under another name.",
+            code="remote_code.broken",
+        )
+    if answer.get("error") in ("no_class", "no_reference"):
+        kind = NoClass if answer["error"] == "no_class" else Unsupported
+        raise kind(
             "transformers has no reference for this model.",
             answer["what"],
-            "Models with remote code are not supported yet. If a newer transformers has the class, upgrade it.",
+            "If a newer transformers has the class, upgrade it.",
             code="unsupported.no_reference",
         )
     if answer.get("error") == "unexplained":

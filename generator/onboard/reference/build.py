@@ -22,6 +22,10 @@ class NoReference(Exception):
     """transformers has no class for this architecture, or its config class refuses the file."""
 
 
+class NoClass(NoReference):
+    """transformers has no class for this architecture."""
+
+
 def find_class(architecture: str, model_type: str | None) -> type[PreTrainedModel]:
     """Class of transformers that implements an architecture.
 
@@ -31,16 +35,17 @@ def find_class(architecture: str, model_type: str | None) -> type[PreTrainedMode
             (``LLaMAForCausalLM``).
 
     Raises:
-        NoReference: transformers has neither.
+        NoClass: transformers has neither.
+        NoReference: the name is that of something else in transformers.
     """
     names = [architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")]
     for name in names:
         found: Any = _attribute(name) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel) and getattr(found, "config_class", None):
             return found
-    raise NoReference(
-        f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}"
-    )
+    if _attribute(architecture) is not None:
+        raise NoReference(f"transformers {transformers.__version__} has no class of a model named {architecture!r}")
+    raise NoClass(f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}")
 
 
 def _attribute(name: str) -> Any:

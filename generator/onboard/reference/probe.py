@@ -31,6 +31,7 @@ from onboard.errors import OnboardError
 from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.blocks import explain_blocks
 from onboard.reference.build import (
+    NoClass,
     NoReference,
     build,
     consumed_keys,
@@ -48,6 +49,7 @@ from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import record
+from onboard.reference.remote import BrokenCode, load_remote
 from onboard.reference.reuse import measure_reuse
 from onboard.reference.roles import Roles, Unexplained, find_roles
 from onboard.reference.tiny import SEQUENCE, candidates
@@ -58,8 +60,16 @@ MEMORY_BYTES = 8 * 1024**3
 _RESPELT = frozenset(("architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"))
 
 
-def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dict[str, Any]:
+def probe(
+    architecture: str, model_type: str | None, raw: dict[str, Any], own_class: type[PreTrainedModel] | None = None
+) -> dict[str, Any]:
     """Measure the reference.
+
+    Args:
+        architecture: name of the architecture.
+        model_type: config.json's ``model_type``.
+        raw: config.json.
+        own_class: the class of the model's own code; None for transformers'.
 
     Returns:
         What :mod:`onboard.spec.derive` turns into an ArchSpec; see the keys below.
@@ -69,7 +79,7 @@ def probe(architecture: str, model_type: str | None, raw: dict[str, Any]) -> dic
         Unexplained: a part that no hypothesis explains.
         OnboardError: a key or value that no decoder can have.
     """
-    cls = find_class(architecture, model_type)
+    cls = own_class or find_class(architecture, model_type)
     check_keys(cls.config_class, raw)
     real = read_config(cls, raw)
     check_values(real)
@@ -289,9 +299,18 @@ def answer(request: Mapping[str, Any]) -> str:
     style = request.get("style", "native")
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return json.dumps(probe(*named) if style != "reuse" else reuse(*named, request.get("problem")))
+            with tempfile.TemporaryDirectory() as folder:
+                code = request.get("code")
+                own_class = load_remote(code, Path(folder)) if code else None
+                reused = style == "reuse" and not code
+                found = reuse(*named, request.get("problem")) if reused else probe(*named, own_class)
+            return json.dumps(found)
+    except BrokenCode as error:
+        refusal: dict[str, Any] = {"error": "broken_code", "what": str(error)}
+    except NoClass as error:
+        refusal = {"error": "no_class", "what": str(error)}
     except NoReference as error:
-        refusal: dict[str, Any] = {"error": "no_reference", "what": str(error)}
+        refusal = {"error": "no_reference", "what": str(error)}
     except Unexplained as error:
         refusal = {"error": "unexplained", "part": error.part, "what": error.what, "nearest": list(error.nearest)}
     except OnboardError as error:

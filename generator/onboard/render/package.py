@@ -10,6 +10,7 @@ from typing import Any
 
 from onboard import __version__
 from onboard.facts import Facts
+from onboard.facts.remote_code import PACKAGE, RemoteCode
 from onboard.plan.targets import Layout
 from onboard.render.context import model_context, origins, variants
 from onboard.render.environment import environment
@@ -18,8 +19,10 @@ from onboard.render.style import format_sources
 from onboard.spec.arch import ArchSpec
 from onboard.spec.keys import data_keys
 from onboard.spec.kind import Kind
+from onboard.spec.recognise import Recognised
 from onboard.spec.reused import ReusedSpec
 from onboard.spec.show import show
+from onboard.spec.unproven import Unproven
 
 # Tokens of the test sequences and of the packed documents.
 SEQUENCE = 24
@@ -69,6 +72,9 @@ class Work:
         header: licence header, or empty.
         builtin: whether the framework has a class of this architecture.
         versions: of onboard, transformers, nemo_automodel and torch.
+        recognised: the class that stands in for one that transformers lacks.
+        unproven: what had no reference.
+        code: the model's own code, where that is the reference.
     """
 
     spec: ArchSpec | ReusedSpec
@@ -81,6 +87,9 @@ class Work:
     header: str
     builtin: bool
     versions: Mapping[str, str | None]
+    recognised: Recognised | None = None
+    unproven: tuple[Unproven, ...] = ()
+    code: RemoteCode | None = None
 
 
 def render(work: Work) -> Rendered:
@@ -125,8 +134,13 @@ def render(work: Work) -> Rendered:
         add(layout.readme, "project/README.md.j2", "how to install and use it")
     first_party = ("nemo_automodel", layout.import_package.split(".")[0])
     formatted = format_sources({file.path: file.text for file in files}, first_party)
+    rendered = [RenderedFile(file.path, formatted[file.path], file.reason) for file in files]
+    if work.code is not None:
+        copied = {"__init__.py": "", **work.code.files}
+        reason = "the model's own code, which the tests hold the package against"
+        rendered += [RenderedFile(f"{tests}/{PACKAGE}/{name}", text, reason) for name, text in copied.items()]
     return Rendered(
-        tuple(RenderedFile(file.path, formatted[file.path], file.reason) for file in files),
+        tuple(rendered),
         tuple(context["mutants"]),
         tuple(context["origins"]),
     )
@@ -196,11 +210,30 @@ def _context(work: Work) -> dict[str, Any]:
         "quantised": "quantization_config" in work.facts.config,
         "rows": spec_rows(spec),
         "measured_on": measured["origin"],
+        **reference_context(work),
         "results": None,
         "onboard_version": __version__,
         "transformers_version": measured["transformers"],
         "automodel_version": work.versions.get("nemo_automodel"),
         "automodel_floor": work.versions.get("nemo_automodel") or "0.7.0",
+    }
+
+
+def reference_context(work: Work) -> dict[str, Any]:
+    """What the reference is, where it is not simply transformers' class of the architecture."""
+    code = work.code
+    modules = [name.rpartition(".")[0] for name in (code.config, code.model)] if code else []
+    config_module, class_module = (f"{PACKAGE}.{name}" for name in modules) if code else ("transformers",) * 2
+    return {
+        "recognised": work.recognised,
+        "unproven": work.unproven,
+        "code": code,
+        "overrides": work.recognised.overrides if work.recognised else {},
+        # A model_type that transformers' auto classes do not know: who loads the model has to give the config.
+        "foreign_type": bool(code or work.recognised),
+        # Where the tests import the reference from.
+        "config_module": config_module,
+        "class_module": class_module,
     }
 
 

@@ -14,10 +14,12 @@ import torch
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from onboard.reference.attention import expressions
 from onboard.reference.attention.expressions import Expression, constant, fields
 from onboard.reference.meanings import read
 from onboard.reference.record import Call, close
 from onboard.reference.roles import Unexplained
+from onboard.spec.keys import ALIASES
 
 # Scalings whose frequencies depend on the config alone, with parameters of a size that shows at tiny length.
 STATIC_SCALINGS: dict[str, dict[str, float]] = {
@@ -124,9 +126,14 @@ def frequencies(config: PretrainedConfig, head_dim: int, length: int, layer_type
         words = name.split("_")
         if "rotary" in words and type(value) is int and 0 < value <= head_dim and value % 2 == 0:
             found.setdefault(value, []).append(constant(text, value, name))
+    # Code from before there were rotary parameters turns whole heads, with the base in a field of its own or in none.
+    found.setdefault(head_dim, []).extend(one for one in expressions.head_dim(config) if one.value == head_dim)
+    bases = (read(config, key) for key in ALIASES["rope_theta"])
+    base = next((float(value) for value in bases if type(value) in (int, float) and value > 0), BASE)
     return [
-        Frequencies("default", _default(dim, BASE), 1.0, dim != head_dim, tuple(expressions), BASE)
-        for dim, expressions in found.items()
+        Frequencies("default", _default(dim, base), 1.0, dim != head_dim, tuple(texts), base)
+        for dim, texts in found.items()
+        if texts
     ]
 
 
