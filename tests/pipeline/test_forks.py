@@ -1,0 +1,136 @@
+"""Forks that keep the model_type of what they were forked from: their name is nobody's, their tensors decide."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from onboard.errors import Unsupported
+from onboard.pipeline import referring
+from onboard.pipeline.reading import read
+
+CONFIG = {
+    "architectures": ["ForkForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 640,
+}
+AUTO_MAP = {"AutoConfig": "configuration_fork.ForkConfig", "AutoModelForCausalLM": "modeling_fork.ForkForCausalLM"}
+LLAMA = {"model.embed_tokens.weight": [640, 64], "model.norm.weight": [64], "lm_head.weight": [640, 64]} | {
+    f"model.layers.{layer}.{name}.weight": shape
+    for layer in range(3)
+    for name, shape in {
+        "input_layernorm": [64],
+        "post_attention_layernorm": [64],
+        "self_attn.q_proj": [64, 64],
+        "self_attn.k_proj": [32, 64],
+        "self_attn.v_proj": [32, 64],
+        "self_attn.o_proj": [64, 64],
+        "mlp.gate_proj": [96, 64],
+        "mlp.up_proj": [96, 64],
+        "mlp.down_proj": [64, 96],
+    }.items()
+}
+QK_NORMS = {f"model.layers.{layer}.self_attn.{part}_norm.weight": [16] for layer in range(3) for part in "qk"}
+NOBODYS = {f"model.layers.{layer}.self_attn.gate.weight": [64, 64] for layer in range(3)}
+
+
+@pytest.fixture
+def fork(tmp_path):
+    """Config and tensors to a directory with a checkpoint whose weights are zeros, and code that leaves a mark."""
+
+    def write(tensors=None, **fields):
+        (tmp_path / "config.json").write_text(json.dumps({**CONFIG, **fields}))
+        for name in ("configuration_fork.py", "modeling_fork.py"):
+            (tmp_path / name).write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')\n")
+        if tensors is not None:
+            header, end = {}, 0
+            for name, shape in tensors.items():
+                size = 2 * shape[0] * (shape[1] if len(shape) == 2 else 1)
+                header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [end, end + size]}
+                end += size
+            content = json.dumps(header).encode()
+            (tmp_path / "model.safetensors").write_bytes(len(content).to_bytes(8, "little") + content + bytes(end))
+        return str(tmp_path)
+
+    yield write
+    assert not (tmp_path / "RAN").exists()
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The questions put to the reference, which answers as transformers does by name, then by model_type."""
+    questions = []
+    by_type = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+    def answer(config, architecture, model_type, code=None):
+        questions.append((architecture, model_type, code))
+        known = architecture in by_type.values()
+        return {"reference_class": code.model if code else architecture if known else by_type[model_type]}
+
+    monkeypatch.setattr(referring, "ask_reference", answer)
+    return questions
+
+
+def test_a_fork_with_the_same_tensors_is_held_against_its_model_types_class(fork, asked):
+    found = referring.find_reference(read(fork(LLAMA), revision=None))
+    assert found.measured["reference_class"] == "LlamaForCausalLM"
+    assert found.recognised is None
+
+
+def test_a_fork_with_another_classs_tensors_is_held_against_that_class(fork, asked):
+    found = referring.find_reference(read(fork(LLAMA | QK_NORMS), revision=None))
+    assert found.recognised is not None
+    assert asked[-1][:2] == ("Qwen3ForCausalLM", "qwen3")
+
+
+def test_a_fork_with_tensors_that_no_class_has_is_refused_by_name(fork, asked):
+    with pytest.raises(Unsupported) as refusal:
+        referring.find_reference(read(fork(LLAMA | NOBODYS, auto_map=AUTO_MAP), revision=None))
+    assert "self_attn.gate.weight" in refusal.value.why
+    assert "--trust-remote-code" in refusal.value.do
+
+
+def test_a_fork_without_a_checkpoint_is_taken_by_its_model_type(fork, asked):
+    assert referring.find_reference(read(fork(), revision=None)).recognised is None
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("tensors", [None, LLAMA, LLAMA | NOBODYS], ids=["none", "same", "other"])
+def test_a_forks_own_code_is_its_reference_where_it_is_trusted(fork, asked, tensors):
+    found = referring.find_reference(read(fork(tensors, auto_map=AUTO_MAP), revision=None), trust_remote_code=True)
+    assert found.warnings == ()
+    assert found.code is asked[-1][2]
+    assert found.code.model == "modeling_fork.ForkForCausalLM"
+
+
+def test_transformers_own_class_is_never_replaced_by_code(fork, asked):
+    source = read(fork(LLAMA, architectures=["LlamaForCausalLM"], auto_map=AUTO_MAP), revision=None)
+    found = referring.find_reference(source, trust_remote_code=True)
+    assert found.code is None
+    assert "no effect" in found.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "known"), [(None, True), (LLAMA, True), (LLAMA | QK_NORMS, False), (LLAMA | NOBODYS, False)]
+)
+def test_inspect_decides_as_new_does(fork, tensors, known):
+    """Without the reference, which would have to import transformers."""
+    assert referring.has_class(read(fork(tensors), revision=None)) is known
+
+
+def test_a_name_that_differs_in_case_alone_is_the_class(fork, asked):
+    """LLaMAForCausalLM; its odd tensors are named for review, as those of LlamaForCausalLM would be."""
+    source = read(fork(LLAMA | NOBODYS, architectures=["LLaMAForCausalLM"]), revision=None)
+    assert referring.has_class(source)
+    assert referring.find_reference(source).recognised is None
