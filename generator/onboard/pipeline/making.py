@@ -89,7 +89,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
             "write a project of its own: --target plugin --out DIR",
             code="target.remote_code",
         )
-    measured = reference.measured
+    source, measured = reference.source, reference.measured
     spec = derive(source.decoder, source.architecture, source.model_type, measured)
     spec = with_ignored(spec, reference)
     spec = replace(spec, review=(*published_tensors(source, spec), *spec.review))

@@ -19,8 +19,17 @@ from onboard.spec.unproven import Unproven, by_model_type, defaults_used
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The reference's measurement, and the class that the model was recognised as; None where it has its own."""
+    """What a model is held against.
 
+    Attributes:
+        source: the model; where it was recognised, with the decoder's fields as the class spells them.
+        measured: the reference's measurement.
+        recognised: the class that it was recognised as; None where it has its own.
+        code: its own code, where that is the reference.
+        warnings: about options without effect.
+    """
+
+    source: Read
     measured: Mapping[str, Any]
     recognised: Recognised | None = None
     code: RemoteCode | None = None
@@ -39,14 +48,17 @@ def find_reference(source: Read, *, trust_remote_code: bool = False) -> Referenc
     if measured is not None and not _is_another(source, measured, trust_remote_code):
         if trust_remote_code:
             warnings = ("--trust-remote-code has no effect: transformers has a class, which is the reference",)
-        return Reference(measured, warnings=warnings)
+        return Reference(source, measured, warnings=warnings)
     if trust_remote_code and names_code(source.facts.config):
         code = read_remote_code(source.facts)
-        return Reference(ask_reference(source.decoder, architecture, model_type, code), code=code)
+        return Reference(source, ask_reference(source.decoder, architecture, model_type, code), code=code)
     if trust_remote_code:
         warnings = ("--trust-remote-code has no effect: config.json names no code (auto_map)",)
     found = recognise_source(source)
-    return Reference(ask_reference(source.decoder, found.architecture, found.model_type), found, warnings=warnings)
+    kept = {key: value for key, value in source.decoder.items() if key not in found.respelt}
+    source = replace(source, decoder={**kept, **found.overrides})
+    measured = ask_reference(source.decoder, found.architecture, found.model_type)
+    return Reference(source, measured, found, warnings=warnings)
 
 
 def _own_class(source: Read) -> dict[str, Any] | None:

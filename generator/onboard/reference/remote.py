@@ -73,5 +73,6 @@ def declare_fields(config_class: type[PretrainedConfig]) -> None:
             plain = default is None or isinstance(default, (bool, int, float, str))
             # A list as a default is one that a dataclass refuses; only the names and plain defaults are looked at.
             entry = (name, Any, dataclasses.field(default=default if plain else None))
-            known[name] = dataclasses.make_dataclass("_", [entry]).__dataclass_fields__[name]
+            made: Any = dataclasses.make_dataclass("_", [entry])
+            known[name] = made.__dataclass_fields__[name]
     own.__dataclass_fields__ = known

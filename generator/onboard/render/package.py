@@ -205,8 +205,8 @@ def _context(work: Work) -> dict[str, Any]:
         "measured_on": measured["origin"],
         "recognised": work.recognised,
         # A model_type that transformers' auto classes do not know: who loads the model has to give the config.
-        "foreign_type": work.code is not None
-        or (work.recognised is not None and work.recognised.model_type != spec.model_type),
+        "foreign_type": bool(work.code or work.recognised),
+        "overrides": work.recognised.overrides if work.recognised else {},
         **_modules(work.code),
         "unproven": work.unproven,
         "results": None,

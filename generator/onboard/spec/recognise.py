@@ -24,7 +24,7 @@ from onboard.spec.arch import IgnoredKey
 from onboard.spec.keys import ALIASES, find
 from onboard.spec.layouts import Kinds, header_fit, kinds_of, layouts
 from onboard.spec.review import HARMLESS, unknown_keys
-from onboard.spec.unproven import Unproven, ambiguous, left_out, remote_class, switched_off, unseen, whole
+from onboard.spec.unproven import Unproven, ambiguous, left_out, overridden, remote_class, switched_off, unseen, whole
 
 # Keys of a config.json that every class with rotary parameters reads into them.
 _IN_ROPE = frozenset(("rope_theta", "rope_scaling", "partial_rotary_factor"))
@@ -37,6 +37,8 @@ class Recognised:
     Attributes:
         architecture, model_type, config_class: transformers' names.
         why: how it was recognised, a sentence without its full stop.
+        overrides: fields that the class needs and that config.json spells otherwise, or that the checkpoint shows.
+        respelt: keys of config.json whose values those fields have.
         ignored: tensors of its checkpoint that the class has not and that no forward pass needs.
         unproven: what the inference rests on.
     """
@@ -45,6 +47,8 @@ class Recognised:
     model_type: str
     config_class: str
     why: str
+    overrides: Mapping[str, Any]
+    respelt: tuple[str, ...]
     ignored: tuple[IgnoredKey, ...]
     unproven: tuple[Unproven, ...]
 
@@ -55,7 +59,9 @@ class _Fit:
 
     Attributes:
         names: why the tensors differ; empty where they are the same, or where no checkpoint was seen.
-        switches: fields that would have to be added to config.json for the tensors to be the same.
+        switches: fields that config.json does not give and whose values the tensors show.
+        against: fields that config.json gives, and the tensors show other values.
+        seen: whether there is a checkpoint to tell by.
         missing: sizes that config.json does not give.
         unknown: its keys that the class does not know and that may matter.
         respelt: its keys that the class has under another name, and that name.
@@ -68,6 +74,8 @@ class _Fit:
     model_type: str
     names: str
     switches: Mapping[str, bool]
+    against: Mapping[str, bool]
+    seen: bool
     missing: tuple[str, ...]
     unknown: tuple[str, ...]
     respelt: Mapping[str, str]
@@ -78,7 +86,9 @@ class _Fit:
 
     @property
     def fits(self) -> bool:
-        return not (self.names or self.switches or self.missing or self.unknown or self.respelt)
+        differs = self.names or self.against or self.missing or self.unknown
+        # Other spellings are guesses, which only a checkpoint's tensors make good.
+        return not differs and (self.seen or not self.respelt)
 
 
 def recognise(
@@ -110,15 +120,26 @@ def recognise(
         why = f"{how}, in the shapes that its config.json gives, and config.json has no key that speaks against it"
     else:
         why = f"the keys of config.json are those of {entry['config_class']}; no checkpoint was seen"
+    overrides = {**best.switches, **{own: config[key] for key, own in best.respelt.items()}}
     unproven = (
         whole(architecture, entry, config, why),
         *unseen(header is not None, no_tensors_because, entry),
         *ambiguous(entry, [layouts()[fit.model_type]["architecture"] for fit in others], header is not None),
+        *overridden(overrides, best.respelt, entry),
         *switched_off(best.off, entry, config),
         *left_out(best.aside),
     )
     dropped = tuple(IgnoredKey(name, "predicts further tokens; the model does not") for name in ignored)
-    return Recognised(entry["architecture"], best.model_type, entry["config_class"], why, dropped, unproven)
+    return Recognised(
+        architecture=entry["architecture"],
+        model_type=best.model_type,
+        config_class=entry["config_class"],
+        why=why,
+        overrides=overrides,
+        respelt=tuple(best.respelt),
+        ignored=dropped,
+        unproven=unproven,
+    )
 
 
 def _predicts_more(name: str) -> bool:
@@ -141,17 +162,18 @@ def _compare(
     # Of those that are harmless otherwise: a class that does not rotate has no use for these.
     keys = [key for key in {*unknown_keys(config, known), *(_IN_ROPE - known)} if config.get(key) is not None]
     keys = sorted(key for key in keys if not _is_note(key))
-    respelt, unknown, off, aside = {}, [], [], []
+    respelt: dict[str, str] = {}
+    unknown, off, aside = [], [], []
     for key in keys:
         value = config[key]
         own = _own_spelling(key, entry)
         if key in ALIASES["num_nextn_predict_layers"]:
             aside.append(key)
-        elif (
-            (key.endswith("bias") and isinstance(value, bool) and value == _has_bias(entry))
-            or (own and config.get(own) == value)
-            or _is_computed(key, value, config)
-        ):
+        elif key.endswith("bias") and isinstance(value, bool):
+            # The checkpoint's tensors say which biases there are.
+            if header is None and value != _has_bias(entry):
+                unknown.append(key)
+        elif (own and config.get(own) == value) or _is_computed(key, value, config):
             continue
         elif _is_off(key, value):
             off.append(key)
@@ -165,26 +187,41 @@ def _compare(
         if config.get(key) is None and config.get(name) is None and name not in entry["computed"]
         if key not in respelt.values()
     )
-    no_switches: dict[str, bool] = {}
-    names, switches, distance = header_fit(entry, config, header) if header is not None else ("", no_switches, 0)
-    rank = _rank(model_type, entry, config, architecture, len(off))
-    return _Fit(model_type, names, switches, missing, tuple(unknown), respelt, tuple(off), tuple(aside), distance, rank)
+    if header is None:
+        # Without a checkpoint nothing says whether a size of the class's own is there at all.
+        own_sizes = [name for name in _silent(entry, config) if type(size := entry["fields"][name]) is int and size > 1]
+        missing = (*missing, *(name for name in own_sizes if name not in (*missing, *respelt.values())))
+    shown_by_tensors: dict[str, bool] = {}
+    names, distance = "", 0
+    if header is not None:
+        names, shown_by_tensors, distance = header_fit(entry, config, header)
+    told = {**config, **{own: config[key] for key, own in respelt.items()}}
+    switches = {name: value for name, value in shown_by_tensors.items() if name not in config}
+    by_rank = _rank(model_type, entry, told, architecture)
+    return _Fit(
+        model_type=model_type,
+        names=names,
+        switches=switches,
+        against={name: value for name, value in shown_by_tensors.items() if name in config},
+        seen=header is not None,
+        missing=missing,
+        unknown=tuple(unknown),
+        respelt=respelt,
+        off=tuple(off),
+        aside=tuple(aside),
+        distance=distance,
+        rank=(by_rank[0], len(respelt), len(switches), *by_rank[1:3], len(off), *by_rank[3:]),
+    )
 
 
-def _rank(
-    model_type: str, entry: Mapping[str, Any], config: Mapping[str, Any], architecture: str, off: int
-) -> tuple[Any, ...]:
+def _rank(model_type: str, entry: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> tuple[Any, ...]:
     """What decides between classes that fit, in this order.
 
     The same name but for case; the activation that the class has by default; few features that are on by default and
-    that the file does not mention; few kinds of tensors; a formula that many classes share; many of the file's keys.
+    that the file does not mention; a formula that many classes share; few kinds of tensors; many of the file's keys.
     """
     fields = entry["fields"]
-    silent = [
-        name
-        for name in fields
-        if name not in config and name not in HARMLESS and name not in entry["computed"] and not _is_note(name)
-    ]
+    silent = _silent(entry, config)
     on = [name for name in silent if fields[name] not in (None, False, 0, 0.0, 1, 1.0) and name != "rope_parameters"]
     act = _own_spelling("hidden_act", entry)
     stated = find(config, "hidden_act")
@@ -196,14 +233,22 @@ def _rank(
         architecture.lower() != entry["architecture"].lower(),
         other_act,
         len(on),
-        off,
+        -sharing,
         len(weights),
         len(entry["tensors"]),
-        -sharing,
         -mentioned,
         len(silent),
         model_type,
     )
+
+
+def _silent(entry: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """Fields of a class that a config does not give and that may matter."""
+    return [
+        name
+        for name in entry["fields"]
+        if name not in config and name not in HARMLESS and name not in entry["computed"] and not _is_note(name)
+    ]
 
 
 def _is_computed(key: str, value: Any, config: Mapping[str, Any]) -> bool:
@@ -242,7 +287,7 @@ def _refusal(
 ) -> Unsupported:
     def against(fit: _Fit) -> tuple[Any, ...]:
         hopeless = bool(fit.names)
-        open_ = len(fit.unknown) + len(fit.missing) + len(fit.switches)
+        open_ = len(fit.unknown) + len(fit.missing) + len(fit.against)
         return (hopeless, fit.distance, open_, len(fit.respelt), fit.rank)
 
     near = min(fits, key=against)
@@ -255,10 +300,10 @@ def _refusal(
     if near.unknown:
         keys = [f"{key}={shown(repr(config[key]), 20)}" for key in near.unknown]
         reasons.append(f"{entry['config_class']} does not know {few(keys)}")
-    if near.switches:
-        values = ", ".join(f"{name}: {str(value).lower()}" for name, value in near.switches.items())
-        reasons.append(f"the checkpoint's tensors fit {values}, which config.json does not say")
-        cures.append(f"If that is right, write {values} into a copy of config.json.")
+    if near.against:
+        values = ", ".join(f"{name}: {str(value).lower()}" for name, value in near.against.items())
+        reasons.append(f"the checkpoint's tensors fit {values}, and config.json says otherwise")
+        cures.append(f"If the tensors are right, write {values} into a copy of config.json.")
     if near.respelt:
         listed = ", ".join(f"{shown(key)} as {name}" for key, name in near.respelt.items())
         reasons.append(f"config.json spells otherwise what it reads ({few(near.respelt)})")

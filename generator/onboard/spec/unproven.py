@@ -139,3 +139,21 @@ def remote_class(config: Mapping[str, Any]) -> str | None:
         if isinstance(name := auto_map.get(key), str):
             return shown(name)
     return None
+
+
+def overridden(overrides: Mapping[str, Any], respelt: Mapping[str, str], entry: Mapping[str, Any]) -> list[Unproven]:
+    """Fields that config.json does not give in the class's own words."""
+    if not overrides:
+        return []
+    other = {own: key for key, own in respelt.items()}
+    listed = ", ".join(
+        f"{name}={shown(repr(value), 40)} ({f'its {shown(other[name])}' if name in other else 'by the tensors'})"
+        for name, value in overrides.items()
+    )
+    return [
+        Unproven(
+            f"What {entry['config_class']} is told beside config.json: {listed}.",
+            "config.json spells it otherwise or leaves it to the original class; the README shows how to load it so.",
+            "Compare it with the original configuration class.",
+        )
+    ]
