@@ -8,6 +8,7 @@ import pytest
 from onboard.errors import Unsupported
 from onboard.pipeline import referring
 from onboard.pipeline.reading import read
+from onboard.spec.derive import derive
 
 CONFIG = {
     "architectures": ["ForkForCausalLM"],
@@ -134,3 +135,24 @@ def test_a_name_that_differs_in_case_alone_is_the_class(fork, asked):
     source = read(fork(LLAMA | NOBODYS, architectures=["LLaMAForCausalLM"]), revision=None)
     assert referring.has_class(source)
     assert referring.find_reference(source).recognised is None
+
+
+@pytest.mark.parametrize(
+    ("keys", "listed"),
+    [
+        ({"rope_theta": None}, True),
+        ({"rope_theta": None, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}, True),
+        ({}, False),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}, False),
+        ({"rope_theta": None, "rope_scaling": {"full_attention": {"rope_theta": 10000.0}}}, False),
+    ],
+)
+def test_a_base_of_the_rotation_that_nobody_gave_is_listed(fork, measured, keys, listed):
+    """The recognised class has a default; the original code may have another in its place."""
+    example = measured("llama-3.2-1b")
+    example["real"]["rope_parameters"] = {"rope_type": "default", "rope_theta": 10000.0}
+    source = read(fork(LLAMA, model_type="fork", **keys), revision=None)
+    spec = derive(source.decoder, source.architecture, source.model_type, example)
+    found = referring.Reference(source, example, referring.recognise_source(source))
+    items = referring.unproven(source, spec, found)
+    assert any("rope_theta=10000.0" in item.what for item in items) is listed

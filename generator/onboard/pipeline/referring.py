@@ -12,6 +12,7 @@ from onboard.reference.ask import NoClass, ask_reference
 from onboard.spec._model_types import listed_as
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import read_keys
+from onboard.spec.keys import ALIASES
 from onboard.spec.layouts import header_fit, kinds_of, layouts
 from onboard.spec.recognise import Recognised, recognise
 from onboard.spec.unproven import Unproven, by_model_type, defaults_used
@@ -115,8 +116,18 @@ def unproven(source: Read, spec: ArchSpec, reference: Reference) -> tuple[Unprov
         return ()
     if found is None:
         return tuple(by_model_type(source.architecture, spec.reference_class, source.decoder))
-    read = read_keys(spec, real.get("attribute_map", {}))
-    return (*found.unproven, *defaults_used(source.decoder, found.config_class, read, real["values"]))
+    read = {*read_keys(spec, real.get("attribute_map", {})), *(base := _rotation_base(source, real))}
+    return (*found.unproven, *defaults_used(source.decoder, found.config_class, read, {**real["values"], **base}))
+
+
+def _rotation_base(source: Read, real: Mapping[str, Any]) -> dict[str, Any]:
+    """The base of the rotation, where config.json gives none among its rotary parameters; empty where it does."""
+    given = [source.decoder.get(key) for key in ALIASES["rope_scaling"]]
+    sets = [one for outer in given if isinstance(outer, Mapping) for one in (outer, *outer.values())]
+    parameters = real.get("rope_parameters") or {}
+    theta = parameters.get("rope_theta", parameters.get("full_attention", {}).get("rope_theta"))
+    stated = any(isinstance(one, Mapping) and one.get("rope_theta") is not None for one in sets)
+    return {} if theta is None or stated else {"rope_theta": theta}
 
 
 def with_ignored(spec: ArchSpec, reference: Reference) -> ArchSpec:

@@ -195,7 +195,7 @@ def _compare(
         if key in ALIASES["num_nextn_predict_layers"]:
             aside.append(key)
         elif _is_of_projections(key) and isinstance(value, bool):
-            # The checkpoint's tensors say which biases there are, but not where the file speaks of some and it has none.
+            # The checkpoint's tensors say which biases there are, unless the file speaks of some and it has none.
             there = _has_bias(entry) if header is None else any(name.endswith(".bias") for name in header)
             wanted = value != ("no" in words(key))
             if wanted != there and (wanted or header is None):
