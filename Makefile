@@ -10,7 +10,7 @@ export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint golden bench coverage clean
+.PHONY: help install demo test lint golden bench coverage sweep clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ bench: $(INSTALLED) ## Measure the command line's speed, as ratios
 
 coverage: $(INSTALLED) ## Onboard every example and write docs/coverage.md
 	$(BIN)/python scripts/coverage.py --write
+
+sweep: $(INSTALLED) ## Onboard transformers' own decoders (ARCHS="llama phi3": these) and write docs/coverage.md; JOBS=2
+	$(BIN)/python scripts/sweep.py $(ARCHS) --jobs $(or $(JOBS),2)
 
 clean: ## Remove .venv, the demo and all caches
 	rm -rf $(VENV) demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

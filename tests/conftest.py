@@ -51,7 +51,7 @@ def quick_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
     by_type = {read_example(name)["model_type"]: name for name in EXAMPLES if name != "phi-4-mini"}
     monkeypatch.setattr(
-        making, "ask_reference", lambda _config, _architecture, model_type: measure(by_type[model_type])
+        making, "ask_reference", lambda _config, _architecture, model_type, *_: measure(by_type[model_type])
     )
 
 

@@ -15,7 +15,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from .command import assert_proven, assert_shape, new, run
 
 CODE = Path(__file__).parent / "remote_model"
-AUTO_MAP = {"AutoConfig": "configuration_packed.PackedConfig", "AutoModelForCausalLM": "modeling_packed.PackedForCausalLM"}
+AUTO_MAP = {
+    "AutoConfig": "configuration_packed.PackedConfig",
+    "AutoModelForCausalLM": "modeling_packed.PackedForCausalLM",
+}
 PACKED = {
     "architectures": ["PackedForCausalLM"],
     "model_type": "packed",

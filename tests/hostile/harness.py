@@ -139,12 +139,15 @@ class Quiet:
     def done(self, note: str | None = None) -> None: ...
 
 
-def ask_here(config: Mapping[str, Any], architecture: str, model_type: str | None) -> dict[str, Any]:
+def ask_here(
+    config: Mapping[str, Any], architecture: str, model_type: str | None, style: str, problem: Any = None
+) -> dict[str, Any]:
     """:func:`onboard.reference.ask.ask_reference` in this process: the same probe and the same answers, 5 s sooner."""
     from onboard.reference.ask import understand
     from onboard.reference.probe import answer
 
-    request = json.loads(json.dumps({"architecture": architecture, "model_type": model_type, "config": config}))
+    request = {"architecture": architecture, "model_type": model_type, "config": config, "style": style}
+    request = json.loads(json.dumps({**request, "problem": problem}))
     return understand(json.loads(answer(request)), architecture)
 
 

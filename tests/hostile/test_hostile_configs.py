@@ -197,7 +197,7 @@ def test_payloads_inside_of_a_value_that_is_rendered_into_code(tmp_path):
         ({"architectures": ["\uff31wen3ForCausalLM"]}, 2, "name.invalid", "ASCII"),
         ({"architectures": ["\u041clamaForCausalLM"]}, 2, "name.invalid", "ASCII"),
         (
-            {"architectures": ["PreTrainedModelForCausalLM"], "model_type": "x"},
+            {"architectures": ["PreTrainedModelForCausalLM"], "model_type": "x", "unheard_of": 7},
             3,
             "unsupported.no_reference",
             "no class",

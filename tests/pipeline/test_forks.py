@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import MappingProxyType
 
 import pytest
 from onboard.errors import Unsupported
@@ -68,56 +69,59 @@ def fork(tmp_path):
     assert not (tmp_path / "RAN").exists()
 
 
-@pytest.fixture
-def asked(monkeypatch):
+class Asked(list):
     """The questions put to the reference, which answers as transformers does by name, then by model_type."""
-    questions = []
-    by_type = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-    def answer(config, architecture, model_type, code=None):
-        questions.append((architecture, model_type, code))
-        known = architecture in by_type.values()
-        return {"reference_class": code.model if code else architecture if known else by_type[model_type]}
+    def find(self, folder, **options):
+        return referring.find_reference(read(folder, revision=None), "auto", self.answer, **options)
 
-    monkeypatch.setattr(referring, "ask_reference", answer)
-    return questions
+    by_type = MappingProxyType({"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"})
+
+    def answer(self, config, architecture, model_type, style="native", problem=None, code=None):
+        self.append((architecture, model_type, code))
+        known = architecture in self.by_type.values()
+        return {"reference_class": code.model if code else architecture if known else self.by_type[model_type]}
+
+
+@pytest.fixture
+def asked():
+    return Asked()
 
 
 def test_a_fork_with_the_same_tensors_is_held_against_its_model_types_class(fork, asked):
-    found = referring.find_reference(read(fork(LLAMA), revision=None))
+    found = asked.find(fork(LLAMA))
     assert found.measured["reference_class"] == "LlamaForCausalLM"
     assert found.recognised is None
 
 
 def test_a_fork_with_another_classs_tensors_is_held_against_that_class(fork, asked):
-    found = referring.find_reference(read(fork(LLAMA | QK_NORMS), revision=None))
+    found = asked.find(fork(LLAMA | QK_NORMS))
     assert found.recognised is not None
     assert asked[-1][:2] == ("Qwen3ForCausalLM", "qwen3")
 
 
 def test_a_fork_with_tensors_that_no_class_has_is_refused_by_name(fork, asked):
     with pytest.raises(Unsupported) as refusal:
-        referring.find_reference(read(fork(LLAMA | NOBODYS, auto_map=AUTO_MAP), revision=None))
+        asked.find(fork(LLAMA | NOBODYS, auto_map=AUTO_MAP))
     assert "self_attn.gate.weight" in refusal.value.why
     assert "--trust-remote-code" in refusal.value.do
 
 
 def test_a_fork_without_a_checkpoint_is_taken_by_its_model_type(fork, asked):
-    assert referring.find_reference(read(fork(), revision=None)).recognised is None
+    assert asked.find(fork()).recognised is None
     assert len(asked) == 1
 
 
 @pytest.mark.parametrize("tensors", [None, LLAMA, LLAMA | NOBODYS], ids=["none", "same", "other"])
 def test_a_forks_own_code_is_its_reference_where_it_is_trusted(fork, asked, tensors):
-    found = referring.find_reference(read(fork(tensors, auto_map=AUTO_MAP), revision=None), trust_remote_code=True)
+    found = asked.find(fork(tensors, auto_map=AUTO_MAP), trust_remote_code=True)
     assert found.warnings == ()
     assert found.code is asked[-1][2]
     assert found.code.model == "modeling_fork.ForkForCausalLM"
 
 
 def test_transformers_own_class_is_never_replaced_by_code(fork, asked):
-    source = read(fork(LLAMA, architectures=["LlamaForCausalLM"], auto_map=AUTO_MAP), revision=None)
-    found = referring.find_reference(source, trust_remote_code=True)
+    found = asked.find(fork(LLAMA, architectures=["LlamaForCausalLM"], auto_map=AUTO_MAP), trust_remote_code=True)
     assert found.code is None
     assert "no effect" in found.warnings[0]
 
@@ -132,9 +136,9 @@ def test_inspect_decides_as_new_does(fork, tensors, known):
 
 def test_a_name_that_differs_in_case_alone_is_the_class(fork, asked):
     """LLaMAForCausalLM; its odd tensors are named for review, as those of LlamaForCausalLM would be."""
-    source = read(fork(LLAMA | NOBODYS, architectures=["LLaMAForCausalLM"]), revision=None)
-    assert referring.has_class(source)
-    assert referring.find_reference(source).recognised is None
+    folder = fork(LLAMA | NOBODYS, architectures=["LLaMAForCausalLM"])
+    assert referring.has_class(read(folder, revision=None))
+    assert asked.find(folder).recognised is None
 
 
 @pytest.mark.parametrize(
@@ -154,5 +158,5 @@ def test_a_base_of_the_rotation_that_nobody_gave_is_listed(fork, measured, keys,
     source = read(fork(LLAMA, model_type="fork", **keys), revision=None)
     spec = derive(source.decoder, source.architecture, source.model_type, example)
     found = referring.Reference(source, example, referring.recognise_source(source))
-    items = referring.unproven(source, spec, found)
+    items = referring.unproven(spec, found)
     assert any("rope_theta=10000.0" in item.what for item in items) is listed

@@ -318,9 +318,33 @@ def test_nothing_is_written_where_the_reference_refuses(tmp_path: Path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_style_reuse_is_said_not_to_be_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="reuse"):
-        run(out=tmp_path / "out", style="reuse")
+@pytest.mark.parametrize("style", ["auto", "native"])
+def test_what_is_not_understood_is_reused_unless_native_is_asked_for(
+    style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the parts are explained and their checkpoint is not."""
+    asked: list[Any] = []
+    real = making.ask_reference
+
+    def ask(config: Any, architecture: str, model_type: str, style: str, problem: Any = None) -> Any:
+        asked.append((style, problem))
+        if style == "reuse":
+            raise Unsupported("no", f"neither: {problem['what']}", "do", code="second")
+        return real(config, architecture, model_type)
+
+    def refuse(*_: Any) -> Any:
+        raise Unsupported("the layout", "is unheard of", "do", code="first")
+
+    monkeypatch.setattr(making, "ask_reference", ask)
+    monkeypatch.setattr(making, "derive", refuse)
+    with pytest.raises(Unsupported) as caught:
+        run(out=tmp_path / "out", style=style)
+    assert caught.value.code == ("first" if style == "native" else "second")
+    assert asked[0] == (style, None)
+    assert len(asked) == (1 if style == "native" else 2)
+    if style == "auto":
+        assert "the layout is unheard of" in caught.value.why
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_licence_header_of_the_users(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -48,8 +47,8 @@ def test_gate_and_up_exchanged(monkeypatch: pytest.MonkeyPatch) -> None:
         return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
 
     monkeypatch.setattr(llama.LlamaMLP, "forward", forward)
-    found = measure()["mlp"]
-    assert (found["gate_proj"], found["up_proj"]) == ("up_proj", "gate_proj")
+    native = {row["reference"].rpartition(".")[2]: row["native"][0].rpartition(".")[2] for row in measure()["modules"]}
+    assert (native["gate_proj"], native["up_proj"]) == ("up_proj", "gate_proj")
 
 
 def unrotated(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,12 +63,12 @@ def interleaved(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.
     return turn(q), turn(k)
 
 
-@pytest.mark.parametrize("rotation", [unrotated, interleaved])
-def test_other_rotations(monkeypatch: pytest.MonkeyPatch, rotation: Callable[..., Any]) -> None:
-    monkeypatch.setattr(llama, "apply_rotary_pos_emb", rotation)
-    with pytest.raises(Unexplained) as caught:
-        measure()
-    assert caught.value.part == "attention"
+def test_other_rotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "apply_rotary_pos_emb", interleaved)
+    assert measure()["attention"]["rotary"] == "interleaved"
+    monkeypatch.setattr(llama, "apply_rotary_pos_emb", unrotated)
+    found = measure()
+    assert (found["attention"]["rotary"], found["rope"]) == (None, None)
 
 
 def test_rotation_on_some_layers_without_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,11 +128,11 @@ def test_a_scaled_residual(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("request_", "error", "part"),
     [
-        ({"architecture": "NoSuchForCausalLM", "model_type": None, "config": RAW}, "no_reference", None),
+        ({"architecture": "NoSuchForCausalLM", "model_type": None, "config": RAW}, "no_class", None),
         (
-            {"architecture": "CohereForCausalLM", "model_type": "cohere", "config": {"model_type": "cohere"}},
+            {"architecture": "YoutuForCausalLM", "model_type": "youtu", "config": {"model_type": "youtu"}},
             "unexplained",
-            "norm",
+            "attention",
         ),
         (
             {"architecture": "LlamaForCausalLM", "model_type": "llama", "config": {**RAW, "num_key_value_heads": 3}},

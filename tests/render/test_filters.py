@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import UndefinedError
-from onboard.render.environment import cell, environment, literal, templates_folder, text, tuple_literal
+from onboard.render.environment import cell, environment, literal, on_self, templates_folder, text, tuple_literal
 
 NASTY = [
     "'",
@@ -144,3 +144,17 @@ def test_a_teams_own_template_comes_first(tmp_path) -> None:
     env = environment(tmp_path)
     assert env.get_template("package/__init__.py.j2").render() == "# ours\n"
     env.get_template("package/model.py.j2")
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("config.head_dim", "self.config.head_dim"),
+        ("config.hidden_size // config.num_heads", "self.config.hidden_size // self.config.num_heads"),
+        ('getattr(config, "head_dim", None) or config.a', 'getattr(self.config, "head_dim", None) or self.config.a'),
+        ("self.config.a", "self.config.a"),
+        ("configs.a", "configs.a"),
+    ],
+)
+def test_expressions_of_methods_that_are_not_given_the_config(expression: str, expected: str) -> None:
+    assert on_self(expression) == expected

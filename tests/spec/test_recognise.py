@@ -1,4 +1,4 @@
-"""A model without a class in transformers is recognised by its config and its checkpoint, or refused with the reason."""
+"""A model without a class in transformers is recognised by its config and checkpoint, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ LLAMA = {
 WORDS = {"V": 151, "H": 64, "N": 4, "KD": 32, "ND": 64, "D": 16, "F": 96, "2F": 192, "ND+2KD": 128}
 
 
-def header(model_type: str, more: dict[str, tuple[int, ...]] | None = None, less: tuple[str, ...] = (), layers: int = 3):
+def header(
+    model_type: str, more: dict[str, tuple[int, ...]] | None = None, less: tuple[str, ...] = (), layers: int = 3
+):
     """A checkpoint as transformers' class of this model type would write it, for the sizes of ``LLAMA``."""
     kinds = {name: tuple(WORDS[word] for word in shape) for name, shape in layouts()[model_type]["tensors"].items()}
     kinds = {name: shape for name, shape in {**kinds, **(more or {})}.items() if name not in less}

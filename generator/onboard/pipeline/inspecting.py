@@ -8,7 +8,7 @@ from typing import Any
 
 from onboard.errors import Unsupported
 from onboard.pipeline.reading import published_tensors, read
-from onboard.pipeline.referring import has_class, recognise_source
+from onboard.pipeline.referring import as_recognised, has_class, recognise_source
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
 from onboard.spec.kind import Evidence
@@ -91,6 +91,7 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
             recognised = recognise_source(source)
         except Unsupported as error:
             return Inspection(**common, warnings=(*facts.warnings, f"{error.what} {error.why} {error.do}"))
+        source = as_recognised(source, recognised)
         model_type, common = recognised.model_type, {**common, "recognised": recognised}
     measured = measured_architecture(model_type)
     if measured is None:

@@ -10,16 +10,19 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from onboard.errors import UsageError
+from onboard.errors import Unsupported, UsageError
 from onboard.pipeline.reading import Read, class_names, published_tensors, read, require_dense, versions
-from onboard.pipeline.referring import find_reference, unproven, with_ignored
+from onboard.pipeline.referring import Reference, find_reference, unproven, with_ignored
 from onboard.plan.apply import apply
 from onboard.plan.changes import FileChange, Plan, sha256
 from onboard.plan.lock import drift, file_hashes, read_lock, render_lock
 from onboard.plan.targets import Layout, find_checkout, header_from, layout, license_header
+from onboard.reference.ask import ask_reference
 from onboard.render.package import Rendered, Work, render, render_review
+from onboard.render.reused import render_reused, render_reused_review
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import derive
+from onboard.spec.reused import ReusedSpec, describe
 from onboard.spec.validate import check_config
 from onboard.verify.progress import Progress
 from onboard.verify.run import ProofResult, run_tests
@@ -69,32 +72,17 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
     require_dense(source)
     check_config(source.decoder)
     name, prefix = class_names(source, request.name)
-    if request.style == "reuse":
-        raise UsageError(
-            "--style reuse is not there yet",
-            "this version writes native modules only, each confirmed by numbers",
-            "leave --style out",
-        )
     root, places = _place(request, source, name)
     if not request.dry_run and not request.force:
         _refuse_existing(root, places)
     progress.done(f"{source.kind.kind}, {source.kind.architecture}")
 
     progress.start(f"measuring transformers' {source.architecture} at tiny size")
-    reference = find_reference(source, trust_remote_code=request.trust_remote_code)
-    if reference.code and places.target == "intree":
-        raise UsageError(
-            "a model's own code cannot be the reference inside a checkout",
-            "its files would become part of NeMo AutoModel's tests",
-            "write a project of its own: --target plugin --out DIR",
-            code="target.remote_code",
-        )
-    source, measured = reference.source, reference.measured
-    spec = derive(source.decoder, source.architecture, source.model_type, measured)
-    spec = with_ignored(spec, reference)
-    spec = replace(spec, review=(*published_tensors(source, spec), *spec.review))
-    open_points = unproven(source, spec, reference)
-    progress.done("every part explained" + (f", as {spec.reference_class}" if reference.recognised else ""))
+    reference = _refer(source, request, places)
+    source = reference.source
+    spec, measured = _understand(reference, request.style)
+    open_points = unproven(spec, reference)
+    progress.done(_understood(spec) + (f", as {spec.reference_class}" if reference.recognised else ""))
 
     progress.start("rendering")
     work = Work(
@@ -112,7 +100,7 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         unproven=open_points,
         code=reference.code,
     )
-    rendered = render(work)
+    rendered = render_reused(work, spec) if isinstance(spec, ReusedSpec) else render(work)
     plan = _plan(request, source, work, rendered, root)
     progress.done(f"{len(plan.changes)} files")
     rows = plan.summary()
@@ -132,6 +120,59 @@ def make(request: NewRequest, progress: Progress) -> NewResult:
         payload |= result.as_json()
         status = result.exit_status
     return NewResult(payload, status, diff, rows)
+
+
+def _refer(source: Read, request: NewRequest, places: Layout) -> Reference:
+    """What the model is held against, which is measured.
+
+    Raises:
+        UsageError: an option that does not go with it.
+    """
+    reference = find_reference(source, request.style, ask_reference, trust_remote_code=request.trust_remote_code)
+    if reference.code and places.target == "intree":
+        raise UsageError(
+            "a model's own code cannot be the reference inside a checkout",
+            "its files would become part of NeMo AutoModel's tests",
+            "write a project of its own: --target plugin --out DIR",
+            code="target.remote_code",
+        )
+    if request.style == "reuse" and (reference.code or reference.recognised):
+        raise UsageError(
+            "--style reuse needs a class of this architecture in transformers",
+            f"transformers has none for {source.architecture}",
+            "leave --style out",
+            code="style.no_class",
+        )
+    return reference
+
+
+def _understand(reference: Reference, style: str) -> tuple[ArchSpec | ReusedSpec, Mapping[str, Any]]:
+    """What is written: native parts where all are explained, else, unless ``--style native``, a reused decoder.
+
+    Raises:
+        Unsupported: neither can be written, with the reason.
+    """
+    source, measured = reference.source, reference.measured
+    if "reuse" not in measured:
+        try:
+            spec = with_ignored(derive(source.decoder, source.architecture, source.model_type, measured), reference)
+            return replace(spec, review=(*published_tensors(source, spec), *spec.review)), measured
+        except Unsupported as error:
+            if style == "native" or reference.code or reference.recognised:
+                raise
+            problem = {"part": "architecture", "what": f"{error.what} {error.why}", "nearest": []}
+            measured = ask_reference(source.decoder, source.architecture, source.kind.model_type, "reuse", problem)
+    tensors = source.facts.tensors
+    published = None if tensors is None else [tensor.name for tensor in tensors]
+    return describe(source.decoder, source.architecture, source.model_type, measured, published), measured
+
+
+def _understood(spec: ArchSpec | ReusedSpec) -> str:
+    if not isinstance(spec, ReusedSpec):
+        return "every part explained"
+    what = "decoder" if spec.level == "decoder" else "model"
+    novel = ", ".join(module.path for module in spec.novel)
+    return f"the {what} is reused; novel: {novel}" if novel else f"the {what} is reused"
 
 
 def _refuse_existing(root: Path, places: Layout) -> None:
@@ -225,7 +266,8 @@ def _record(plan: Plan, work: Work, result: ProofResult) -> None:
     """Write the results into REVIEW.md, and its new hash into the lock; both or neither."""
     places = work.layout
     texts = {change.path: change.content for change in plan.changes}
-    review = render_review(work, result)
+    spec = work.spec
+    review = render_reused_review(work, spec, result) if isinstance(spec, ReusedSpec) else render_review(work, result)
     lock = json.loads(texts[places.lock])
     lock["files"][places.review] = sha256(review.encode())
     edits = (
@@ -255,7 +297,13 @@ def is_builtin(architecture: str) -> bool:
 
 
 def _payload(
-    source: Read, spec: ArchSpec, work: Work, rendered: Rendered, plan: Plan, backup: Path | None, more: Sequence[str]
+    source: Read,
+    spec: ArchSpec | ReusedSpec,
+    work: Work,
+    rendered: Rendered,
+    plan: Plan,
+    backup: Path | None,
+    more: Sequence[str],
 ) -> dict[str, Any]:
     places = work.layout
     counts = {
@@ -268,6 +316,10 @@ def _payload(
             "register this one with exist_ok=True (see the project's README)."
         )
     warnings += more
+    if isinstance(spec, ReusedSpec):
+        warnings += [
+            f"{one.path} is novel and reused from transformers ({one.why}): review it first" for one in spec.novel
+        ]
     if backup is not None:
         warnings.append(f"what was replaced and not written by onboard is kept in {backup}")
     return {

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from onboard.facts.remote_code import RemoteCode, names_code, read_remote_code
 from onboard.pipeline.reading import Read
-from onboard.reference.ask import NoClass, ask_reference
+from onboard.reference.ask import NoClass
 from onboard.spec._model_types import listed_as
 from onboard.spec.arch import ArchSpec
 from onboard.spec.derive import read_keys
 from onboard.spec.keys import ALIASES
 from onboard.spec.layouts import header_fit, kinds_of, layouts
 from onboard.spec.recognise import Recognised, recognise
+from onboard.spec.reused import ReusedSpec
 from onboard.spec.unproven import Unproven, by_model_type, defaults_used
 
 
@@ -37,14 +38,22 @@ class Reference:
     warnings: tuple[str, ...] = ()
 
 
-def find_reference(source: Read, *, trust_remote_code: bool = False) -> Reference:
+def find_reference(
+    source: Read, style: str, ask: Callable[..., Mapping[str, Any]], *, trust_remote_code: bool = False
+) -> Reference:
     """Measure the model's own class in transformers, its own code where it is trusted, or what it is recognised as.
+
+    Args:
+        source: the model.
+        style: what to measure of a class of its own; of another all parts have to be explained.
+        ask: :func:`onboard.reference.ask.ask_reference`.
+        trust_remote_code: whether the model's own code may run.
 
     Raises:
         OnboardError: as :func:`onboard.reference.ask.ask_reference`; transformers has no class for it, and none fits.
     """
     architecture, model_type = source.architecture, source.kind.model_type
-    measured = _own_class(source)
+    measured = _own_class(source, style, ask)
     warnings: tuple[str, ...] = ()
     if measured is not None and not _is_another(source, measured, trust_remote_code):
         if trust_remote_code:
@@ -52,20 +61,20 @@ def find_reference(source: Read, *, trust_remote_code: bool = False) -> Referenc
         return Reference(source, measured, warnings=warnings)
     if trust_remote_code and names_code(source.facts.config):
         code = read_remote_code(source.facts)
-        return Reference(source, ask_reference(source.decoder, architecture, model_type, code), code=code)
+        measured = ask(source.decoder, architecture, model_type, "native", None, code)
+        return Reference(source, measured, code=code)
     if trust_remote_code:
         warnings = ("--trust-remote-code has no effect: config.json names no code (auto_map)",)
     found = recognise_source(source)
-    kept = {key: value for key, value in source.decoder.items() if key not in found.respelt}
-    source = replace(source, decoder={**kept, **found.overrides})
-    measured = ask_reference(source.decoder, found.architecture, found.model_type)
+    source = as_recognised(source, found)
+    measured = ask(source.decoder, found.architecture, found.model_type, "native")
     return Reference(source, measured, found, warnings=warnings)
 
 
-def _own_class(source: Read) -> dict[str, Any] | None:
+def _own_class(source: Read, style: str, ask: Callable[..., Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The measurement of transformers' class for the architecture or its ``model_type``; None where it has neither."""
     try:
-        return ask_reference(source.decoder, source.architecture, source.kind.model_type)
+        return ask(source.decoder, source.architecture, source.kind.model_type, style)
     except NoClass:
         return None
 
@@ -109,12 +118,18 @@ def recognise_source(source: Read) -> Recognised:
     return recognise(source.decoder, source.architecture, facts.tensors, facts.no_tensors_because)
 
 
-def unproven(source: Read, spec: ArchSpec, reference: Reference) -> tuple[Unproven, ...]:
+def as_recognised(source: Read, found: Recognised) -> Read:
+    """The model with the decoder's fields as the class that it was recognised as spells them."""
+    kept = {key: value for key, value in source.decoder.items() if key not in found.respelt}
+    return replace(source, decoder={**kept, **found.overrides})
+
+
+def unproven(spec: ArchSpec | ReusedSpec, reference: Reference) -> tuple[Unproven, ...]:
     """Everything that had no reference; nothing where transformers has the model's own class."""
-    found, real = reference.recognised, reference.measured["real"]
+    source, found, real = reference.source, reference.recognised, reference.measured["real"]
     if reference.code is not None:
         return ()
-    if found is None:
+    if found is None or isinstance(spec, ReusedSpec):
         return tuple(by_model_type(source.architecture, spec.reference_class, source.decoder))
     read = {*read_keys(spec, real.get("attribute_map", {})), *(base := _rotation_base(source, real))}
     return (*found.unproven, *defaults_used(source.decoder, found.config_class, read, {**real["values"], **base}))

@@ -22,7 +22,12 @@ class NoClass(Unsupported):
 
 
 def ask_reference(
-    config: Mapping[str, Any], architecture: str, model_type: str | None, code: RemoteCode | None = None
+    config: Mapping[str, Any],
+    architecture: str,
+    model_type: str | None,
+    style: str = "native",
+    problem: Mapping[str, Any] | None = None,
+    code: RemoteCode | None = None,
 ) -> dict[str, Any]:
     """Measure transformers' own implementation of a model, or the model's own code, at tiny size.
 
@@ -30,10 +35,14 @@ def ask_reference(
         config: the decoder's part of config.json.
         architecture: name of the architecture, already checked to be an identifier.
         model_type: config.json's ``model_type``.
+        style: ``native``: every part has to be explained; ``reuse``: what a package needs that reuses transformers'
+            modules; ``auto``: the latter where the former fails.
+        problem: why parts are reused, where that is known already.
         code: the model's own code, which the user trusts; it runs in the subprocess.
 
     Returns:
-        What the probe found, plus ``origin``: how a report names the measurement.
+        What the probe found, plus ``origin``: how a report names the measurement. It has a key ``reuse`` where the
+        package is to reuse transformers' modules.
 
     Raises:
         NoClass: transformers has no class for it.
@@ -47,6 +56,8 @@ def ask_reference(
             "model_type": model_type,
             "config": config,
             "code": code.as_request() if code else None,
+            "style": style,
+            "problem": problem,
         }
     )
     try:

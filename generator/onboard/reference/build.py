@@ -14,6 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from onboard.facts._text import shown
+from onboard.reference.meanings import read
 from onboard.spec.keys import data_keys
 
 
@@ -35,12 +36,15 @@ def find_class(architecture: str, model_type: str | None) -> type[PreTrainedMode
 
     Raises:
         NoClass: transformers has neither.
+        NoReference: the name is that of something else in transformers.
     """
     names = [architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type or "")]
     for name in names:
         found: Any = _attribute(name) if isinstance(name, str) else None
         if isinstance(found, type) and issubclass(found, PreTrainedModel) and getattr(found, "config_class", None):
             return found
+    if _attribute(architecture) is not None:
+        raise NoReference(f"transformers {transformers.__version__} has no class of a model named {architecture!r}")
     raise NoClass(f"transformers {transformers.__version__} has no class {architecture!r} or model type {model_type!r}")
 
 
@@ -94,7 +98,7 @@ def _declared_values(config_class: Any, raw: Mapping[str, Any], declared: set[st
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = config_class.from_dict(data_keys(raw))
-    return {name: getattr(config, name, None) for name in declared}
+    return {name: read(config, name) for name in declared}
 
 
 def build(

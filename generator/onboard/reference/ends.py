@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
 from onboard.reference.meanings import size, spelling
-from onboard.reference.record import Recording, close
+from onboard.reference.record import Recording, close, record
 from onboard.reference.roles import Roles, Unexplained, is_norm
 
 
@@ -32,13 +33,15 @@ def explain_embedding(
     modules = [_module(roles.embedding, "model.embed_tokens")]
     norm: str | None = None
     for path, call in recording.items():
-        outside = not path.startswith(f"{roles.layers}.") and path != roles.final_norm
+        outside = not path.startswith(f"{roles.layers}.")
         if not outside or not is_norm(model.get_submodule(path), call.x, call.output):
             continue
         if call.output.shape == found.shape and torch.equal(call.output, found):
             norm, found = path, call.x
-    if norm is not None:
+    if norm is not None and norm != roles.final_norm:
         modules.append(_module(norm, "model.embed_norm"))
+    elif norm is not None and any(True for _ in model.get_submodule(norm).parameters()):
+        raise Unexplained("embedding", f"{norm} normalises both the embeddings and the last hidden states")
     if found.shape != rows.shape:
         raise Unexplained("embedding", f"rows {tuple(rows.shape)} become {tuple(found.shape)} before the first layer")
     nearest = []
@@ -49,10 +52,32 @@ def explain_embedding(
             if difference is not None:
                 if table:
                     modules.append(_module(table, "model.embed_positions"))
-                embedding = {"scale": scale, "positions": positions, "norm": norm is not None}
+                looked_up = recording[roles.embedding].output
+                embedding = {
+                    "scale": scale,
+                    "scales_inputs": scale is not None and close(looked_up, rows) is not None,
+                    "positions": positions,
+                    "norm": norm is not None,
+                }
                 return {"embedding": {**embedding, "difference": difference}, "modules": modules}
             nearest.append(f"times {scale or 1} {'and positions' if positions else ''}")
     raise Unexplained("embedding", "the first layer's input is no known function of the rows", tuple(nearest[:4]))
+
+
+@torch.no_grad()
+def rounds_scale(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], embedding: Mapping[str, Any], roles: Roles, ids: torch.Tensor
+) -> bool:
+    """Whether the embeddings' scale is rounded to bf16 before they are multiplied in bf16."""
+    scale = embedding["scale"]
+    if scale is None:
+        return False
+    model = build(cls, dict(fields)).to(torch.bfloat16)
+    recording, _ = record(model, input_ids=ids)
+    scaled = recording[roles.layer(0)].x if embedding["scales_inputs"] else recording[roles.embedding].output
+    rows = model.get_input_embeddings().weight[ids]
+    factor = torch.tensor(_scales(model.config)[scale])
+    return torch.equal(rows * factor.to(torch.bfloat16), scaled) and not torch.equal(rows * factor.item(), scaled)
 
 
 def pads(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:
@@ -96,18 +121,26 @@ def _positions(
             offset = module.weight.shape[0] - most
             vectors = module.weight[offset : offset + length]
             if vectors.shape[0] == length:
-                found = {"kind": "learned", "offset": offset, "size": f"config.{key}"}
+                found = {"kind": "learned", "offset": offset, "size": f"config.{key}", "reaches_base": False}
                 out.append((found, vectors, path))
-    for offset in range(4):
-        found = {"kind": "sinusoidal", "offset": offset, "size": f"config.{key}"}
-        out.append((found, sinusoids(torch.arange(length) + offset, config.hidden_size), None))
+    for offset, full in itertools.product(range(4), (False, True)):
+        found = {"kind": "sinusoidal", "offset": offset, "size": f"config.{key}", "reaches_base": full}
+        out.append((found, sinusoids(torch.arange(length) + offset, config.hidden_size, full), None))
     return out
 
 
-def sinusoids(positions: torch.Tensor, dim: int) -> torch.Tensor:
-    """Sines in the first half, cosines in the second (arXiv:1706.03762, section 3.5): ``[S, dim]``."""
+def sinusoids(positions: torch.Tensor, dim: int, reaches_base: bool) -> torch.Tensor:
+    """Sines in the first half, cosines in the second (arXiv:1706.03762, section 3.5): ``[S, dim]``.
+
+    Args:
+        positions: ``[S]``.
+        dim: width.
+        reaches_base: whether the longest wavelength is that of the base itself, so that the exponents run from 0 to 1
+            (fairseq); in the paper they end one step before.
+    """
     half = dim // 2
-    angles = positions.float()[:, None] * torch.exp(-torch.arange(half).float() * (math.log(10000) / (half - 1)))
+    steps = half - 1 if reaches_base else half
+    angles = positions.float()[:, None] * torch.exp(-torch.arange(half).float() * (math.log(10000) / steps))
     return torch.cat((angles.sin(), angles.cos()), dim=-1)
 
 
@@ -119,7 +152,7 @@ def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, rec
     """
     head = recording[roles.head]
     last = roles.final_norm or roles.layer(len(model.get_submodule(roles.layers)) - 1)
-    if close(recording[last].output, head.x) is None:
+    if close(recording.last(last).output, head.x) is None:
         raise Unexplained("head", "the head does not take the last hidden states")
     numbers = {
         name: float(value)

@@ -69,7 +69,7 @@ def explain_mlp(model: PreTrainedModel, roles: Roles, recording: Recording, inde
     fits: list[dict[str, Any]] = []
     nearest: list[tuple[float, str]] = []
     for parts, gate, up in _gates(ins, recording, width):
-        for name, key, act in activations(config):
+        for name, key, act in activations(config, model.get_submodule(layer)):
             hidden = act(gate) if up is None else act(gate) * up
             difference = close(hidden, target.reshape(hidden.shape))
             if difference is None:
@@ -97,12 +97,16 @@ def explain_mlp(model: PreTrainedModel, roles: Roles, recording: Recording, inde
         inner_norm = explain_norms({inner: model.get_submodule(inner)}, width, config)
         inner_norm.pop("difference")
         modules.append(_module(inner.replace(layer, pattern, 1), [f"{native}.inner_norm"], nn.Identity()))
+    own = _parametric(model, layer, fit["activation"])
+    if own is not None:
+        modules.append(_module(own.replace(layer, pattern, 1), [f"{native}.act_fn"], nn.Identity()))
     gated = any("gate_proj" in name for entry in modules for name in entry["native"])
     return {
         "gated": gated,
         "intermediate_size": size_expression(config, width),
         "biases": {"up": biases[ins[0]], "down": biases[down]},
         **fit,
+        "activation_parameters": own is not None,
         "inner_norm": inner_norm,
         "modules": modules,
     }
@@ -143,15 +147,22 @@ def _inner_norm(
     return taken, None
 
 
-def activations(config: PretrainedConfig) -> Iterator[tuple[str, str | None, Callable[[torch.Tensor], torch.Tensor]]]:
-    """Name, config key and function: those that the config names, then all that transformers has."""
+def activations(
+    config: PretrainedConfig, layer: nn.Module
+) -> Iterator[tuple[str, str | None, Callable[[torch.Tensor], torch.Tensor]]]:
+    """Name, config key and function: those that the config names, then all that transformers has.
+
+    One with parameters of its own (xIELU, arXiv:2411.13010) is taken from the layer.
+    """
     named = {
         name: value
         for name, value in vars(config).items()
         if isinstance(value, str) and value in ACT2FN and not name.startswith("_")
     }
     for key, value in named.items():
-        yield value, key, ACT2FN[value]
+        act = ACT2FN[value]
+        own = next((module for module in layer.modules() if type(module) is type(act)), act)
+        yield value, key, own if any(True for _ in own.parameters()) else act
     for name in (*_PREFERRED, *(name for name in ACT2FN if name not in _PREFERRED)):
         try:
             act = ACT2FN[name]
@@ -162,6 +173,15 @@ def activations(config: PretrainedConfig) -> Iterator[tuple[str, str | None, Cal
         yield name, None, act
 
 
+def _parametric(model: PreTrainedModel, layer: str, activation: str) -> str | None:
+    """Path of a layer's activation, where it has parameters of its own."""
+    kind = type(ACT2FN[activation])
+    for name, module in model.get_submodule(layer).named_modules():
+        if type(module) is kind and any(True for _ in module.parameters()):
+            return f"{layer}.{name}"
+    return None
+
+
 def _choose(fits: list[dict[str, Any]], nearest: list[tuple[float, str]]) -> dict[str, Any]:
     """The first fit; the others must be the same function under another name."""
     if len({str(fit["parts"]) for fit in fits}) > 1:
@@ -169,7 +189,7 @@ def _choose(fits: list[dict[str, Any]], nearest: list[tuple[float, str]]) -> dic
             "mlp", "gate and up are not told apart by the input", tuple(fit["activation"] for fit in fits)
         )
     x = torch.linspace(-6.0, 6.0, 601)
-    functions = [ACT2FN[fit["activation"]](x) for fit in fits]
+    functions = [ACT2FN[fit["activation"]](x) for fit in fits if len(fits) > 1]
     if any(close(one, functions[0], 2e-5) is None for one in functions):
         raise Unexplained("mlp", "several activations fit", tuple(fit["activation"] for fit in fits))
     return dict(fits[0])

@@ -1,6 +1,7 @@
 """The subprocess: builds the tiny reference, confirms a hypothesis for each of its parts, prints JSON.
 
-``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config"}``.
+``python -m onboard.reference.probe < request.json``; the request is ``{"architecture", "model_type", "config",
+"style"}``.
 """
 
 from __future__ import annotations
@@ -42,13 +43,14 @@ from onboard.reference.build import (
 )
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.dropouts import explain_dropouts
-from onboard.reference.ends import explain_embedding, explain_head, pads
+from onboard.reference.ends import explain_embedding, explain_head, pads, rounds_scale
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms
 from onboard.reference.record import record
 from onboard.reference.remote import BrokenCode, load_remote
+from onboard.reference.reuse import measure_reuse
 from onboard.reference.roles import Roles, Unexplained, find_roles
 from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
@@ -112,7 +114,11 @@ def probe(
         "rope": attention["rope"],
         "block": blocks["block"],
         "dropouts": dropouts,
-        "embedding": embedding["embedding"] | {"padding": pads(cls, fields)},
+        "embedding": embedding["embedding"]
+        | {
+            "padding": pads(cls, fields),
+            "rounds_scale": rounds_scale(cls, fields, embedding["embedding"], roles, input_ids),
+        },
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
         **_checkpoint(cls, fields, modules),
@@ -130,6 +136,31 @@ def _norms(model: PreTrainedModel, modules: list[dict[str, Any]]) -> dict[str, t
                 path = entry["reference"].replace("{layer}", str(layer))
                 out[path] = model.get_submodule(path)
     return out
+
+
+def reuse(
+    architecture: str, model_type: str | None, raw: dict[str, Any], problem: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Measure what a package needs that reuses the reference's modules; see :func:`.reuse.measure_reuse`.
+
+    Raises:
+        NoReference: as :func:`probe`.
+        Unexplained: the tiny model cannot be built, or its checkpoint's layout is not understood.
+    """
+    cls = find_class(architecture, model_type)
+    check_keys(cls.config_class, raw)
+    real = read_config(cls, raw)
+    check_values(real)
+    fields, _ = _tiny_model(cls, real)
+    return {
+        "transformers": transformers.__version__,
+        "reference_class": cls.__name__,
+        "config_class": cls.config_class.__name__,
+        "tiny": fields,
+        "real": _real(cls, real, raw),
+        "problem": problem,
+        "reuse": measure_reuse(cls, real, fields, problem),
+    }
 
 
 def _tiny_model(cls: type[PreTrainedModel], real: PretrainedConfig) -> tuple[dict[str, Any], PreTrainedModel]:
@@ -231,10 +262,18 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
         "native": sorted(named),
         "disk_of": {name: disk for name, disk in renamed.items() if name != disk},
         "tied_leaves_out": sorted(set(layouts[False]) - set(layouts[True])),
+        "own_eager": _own_eager(cls),
         "sdpa": bool(getattr(cls, "_supports_sdpa", False)),
         "ignored_patterns": sorted(patterns),
         "base_model_prefix": prefix,
     }
+
+
+def _own_eager(cls: type[PreTrainedModel]) -> str | None:
+    """The reference's module, below ``transformers.models``, where it defines how its attention runs eagerly."""
+    prefix = "transformers.models."
+    defined = hasattr(sys.modules[cls.__module__], "eager_attention_forward")
+    return cls.__module__.removeprefix(prefix) if defined and cls.__module__.startswith(prefix) else None
 
 
 def _check_modules(parameters: Mapping[str, Any], modules: list[dict[str, Any]]) -> None:
@@ -246,13 +285,21 @@ def _check_modules(parameters: Mapping[str, Any], modules: list[dict[str, Any]])
 
 
 def answer(request: Mapping[str, Any]) -> str:
-    """The JSON that answers a request: what was measured, or the error."""
+    """The JSON that answers a request: what was measured, or the error.
+
+    ``style`` says what to measure: ``native`` the parts of the model, ``reuse`` what a package needs that reuses
+    them, and
+    ``auto`` the latter where the former fails.
+    """
+    named = (request["architecture"], request["model_type"], request["config"])
+    style = request.get("style", "native")
     try:
         with contextlib.redirect_stdout(sys.stderr):
             with tempfile.TemporaryDirectory() as folder:
                 code = request.get("code")
                 own_class = load_remote(code, Path(folder)) if code else None
-                found = probe(request["architecture"], request["model_type"], request["config"], own_class)
+                reused = style == "reuse" and not code
+                found = reuse(*named, request.get("problem")) if reused else probe(*named, own_class)
             return json.dumps(found)
     except BrokenCode as error:
         refusal: dict[str, Any] = {"error": "broken_code", "what": str(error)}
@@ -267,6 +314,11 @@ def answer(request: Mapping[str, Any]) -> str:
     except Exception as error:
         traceback.print_exc()
         refusal = {"error": "failed", "what": f"{type(error).__name__}: {error}"[:300]}
+    if style == "auto" and refusal["error"] in ("unexplained", "failed"):
+        problem = {"part": "architecture", "nearest": [], **refusal}
+        second = answer({**request, "style": "reuse", "problem": problem})
+        if "error" not in json.loads(second):
+            return second
     return json.dumps(refusal)
 
 

@@ -32,7 +32,20 @@ class Call:
 
 
 class Recording(dict[str, Call]):
-    """Module path to its first call."""
+    """Module path to its first call; the last one, of modules that are called again, is kept beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, Call] = {}
+
+    def add(self, path: str, call: Call) -> None:
+        """Keep a call."""
+        self.setdefault(path, call)
+        self._last[path] = call
+
+    def last(self, path: str) -> Call:
+        """The last call of a module."""
+        return self._last[path]
 
 
 @torch.no_grad()
@@ -59,12 +72,12 @@ def record(model: nn.Module, **inputs: Any) -> tuple[Recording, torch.Tensor]:
 def _hook(recording: Recording, path: str) -> Callable[..., None]:
     def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         first = output[0] if isinstance(output, (tuple, list)) else output
-        if path in recording or not isinstance(first, torch.Tensor):
+        if not isinstance(first, torch.Tensor):
             return
         names = list(inspect.signature(module.forward).parameters)
         bound = dict(zip(names, args, strict=False)) | kwargs
         copied = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in bound.items()}
-        recording[path] = Call(copied, first.clone(), kwargs)
+        recording.add(path, Call(copied, first.clone(), kwargs))
 
     return keep
 

@@ -134,11 +134,14 @@ def _attention(layer: nn.Module) -> str:
 
 def _final_norm(model: PreTrainedModel, recording: Recording, layers: str) -> str | None:
     last = recording[f"{layers}.{len(model.get_submodule(layers)) - 1}"].output
+    outside = [path for path in recording if not path.startswith(f"{layers}.")]
+    calls = {path: recording.last(path) for path in outside}
     found = [
         path
-        for path, call in recording.items()
-        if not path.startswith(f"{layers}.") and is_norm(model.get_submodule(path), call.x, call.output)
-        if call.x.shape == last.shape and torch.equal(call.x, last)
+        for path, call in calls.items()
+        if call.x.shape == last.shape
+        and torch.equal(call.x, last)
+        and is_norm(model.get_submodule(path), call.x, call.output)
     ]
     if len(found) > 1:
         raise Unexplained("norm", f"{len(found)} modules take the last layer's output, expected one final norm")

@@ -52,7 +52,6 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "by_layer_type": spec.has_layer_types and by_type,
         # transformers' window mask and static caches read the window and the layer types from these fields alone.
         "window_from_config": attention.window_key == "sliding_window",
-        "static_masks_by_type": spec.has_layer_types and by_type,
         "scale_key": next(iter(re.findall(r"config\.(\w+)", spec.head.scale or "")), None),
         "positions_matter": rope is not None or positions is not None,
         # nn.LayerNorm is torch's own to keep exact.
@@ -66,7 +65,6 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         else positions and positions.size,
         "te_supported": not te_lacks,
         "te_lacks": te_lacks,
-        "eager_attention": _eager_attention(spec),
         "supports_flash": not (attention.alibi or attention.sinks),
         "supports_sdpa": not (attention.softcap or attention.sinks),
         "supports_flex": plain,
@@ -117,7 +115,7 @@ def layer_classes(spec: ArchSpec) -> list[str]:
     names = [_CLASSES[norm.kind] for norm in _norms(spec) if norm.weight and norm.offset]
     if over_heads:
         names.append("HeadNorm")
-    if spec.embedding.scale:
+    if spec.embedding.scale and not spec.embedding.scales_inputs:
         names.append("ScaledEmbedding")
     if spec.embedding.positions and spec.embedding.positions.kind == "sinusoidal":
         names.append("SinusoidalPositions")
@@ -134,13 +132,6 @@ def _te_lacks(spec: ArchSpec) -> str:
         "scale by layer": "layer_idx" in a.scale,
     }
     return " and ".join(name for name, there in lacks.items() if there)
-
-
-def _eager_attention(spec: ArchSpec) -> str:
-    """The module of transformers whose eager attention computes this one."""
-    if spec.attention.sinks:
-        return "gpt_oss.modeling_gpt_oss"
-    return "gemma2.modeling_gemma2" if spec.attention.softcap else "llama.modeling_llama"
 
 
 def norm_words(norm: Norm) -> str:
@@ -298,7 +289,7 @@ def _other_values(spec: ArchSpec, tiny: Mapping[str, Any]) -> dict[str, Any]:
         if name not in _SIZES
     }
     key = spec.mlp.activation_key
-    if key:
+    if key and not spec.mlp.activation_parameters:
         changed[key] = "relu" if tiny[key] != "relu" else "silu"
     return changed
 

@@ -50,7 +50,7 @@ def environment(overrides: Path | None = None) -> Environment:
 
 def on_self(expression: str) -> str:
     """An expression of ``config`` as one of ``self.config``, for methods that are not given the config."""
-    return re.sub(r"(?<![\w.])config\.", "self.config.", expression)
+    return re.sub(r"(?<![\w.])config\b", "self.config", expression)
 
 
 def tuple_literal(values: Iterable[Any]) -> str:

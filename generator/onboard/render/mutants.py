@@ -191,8 +191,10 @@ def _ends(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mappin
         out.append(Mutant("head bias dropped", "no_head_bias"))
     untied = "base" if not tiny.get("tie_word_embeddings") else "untied"
     out.append(Mutant("head tied where it is its own", "tie_head", untied))
-    if spec.embedding.scale:
+    if spec.embedding.scale and not spec.embedding.scales_inputs:
         out.append(Mutant("embeddings unscaled", "unscaled_embeddings"))
+    elif spec.embedding.scale:
+        out.append(Mutant("embeddings halved", "halved_embeddings"))
     cap = spec.head.softcap_key
     if cap:
         variant = "base" if tiny.get(cap) is not None else cap

@@ -20,6 +20,7 @@ from onboard.spec.arch import ArchSpec
 from onboard.spec.keys import data_keys
 from onboard.spec.kind import Kind
 from onboard.spec.recognise import Recognised
+from onboard.spec.reused import ReusedSpec
 from onboard.spec.show import show
 from onboard.spec.unproven import Unproven
 
@@ -76,7 +77,7 @@ class Work:
         code: the model's own code, where that is the reference.
     """
 
-    spec: ArchSpec
+    spec: ArchSpec | ReusedSpec
     kind: Kind
     facts: Facts
     decoder: Mapping[str, Any]
@@ -117,9 +118,11 @@ def render(work: Work) -> Rendered:
         add(f"{package}/rope_utils.py", "package/rope_utils.py.j2", reason)
     add(f"{tests}/conftest.py", "tests/conftest.py.j2", "the tiny model that all tests share")
     for name in TESTS:
-        add(f"{tests}/{name}.py", f"tests/{name}.py.j2", _contract(files, env, name))
+        add(f"{tests}/{name}.py", f"tests/{name}.py.j2", contract(env, f"tests/{name}.py.j2"))
     files.append(
-        RenderedFile(f"{tests}/config.json", _published(work.decoder), "the published config.json, read by test_config")
+        RenderedFile(
+            f"{tests}/config.json", published_config(work.decoder), "the published config.json, read by test_config"
+        )
     )
     if layout.target == "intree":
         add(f"{tests}/__init__.py", "package/__init__.py.j2", "makes the tests a package, as upstream's are")
@@ -156,6 +159,8 @@ def render_review(work: Work, results: Any) -> str:
 
 def _context(work: Work) -> dict[str, Any]:
     spec, measured, layout = work.spec, work.measured, work.layout
+    if not isinstance(spec, ArchSpec):
+        raise TypeError(f"{type(spec).__name__} is rendered by onboard.render.reused")
     header = work.header and work.header.rstrip("\n") + "\n\n"
     own = variants(spec, measured)
     length_dependent = spec.rope is not None and bool(spec.rope.length_dependent)
@@ -177,9 +182,11 @@ def _context(work: Work) -> dict[str, Any]:
         "new_tokens": 8 if length_dependent else 12,
         "dropout_keys": _dropout_keys(spec),
         "real_builds": not measured["real"].get("error"),
+        "eager_attention": eager_attention(spec, measured),
         "oracle_attention": oracle_attention(spec, measured),
         "submodules": _submodules(measured),
         "disk_of": _disk_of(measured),
+        "saved_variants": ["base", "untied" if spec.tying.tied else "tied"],
         "respelt_keys": sorted(
             known & {"architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"}
         ),
@@ -224,14 +231,14 @@ def _modules(code: RemoteCode | None) -> dict[str, Any]:
     return {"code": code, "config_module": config_module, "class_module": class_module}
 
 
-def _contract(files: list[RenderedFile], env: Any, name: str) -> str:
+def contract(env: Any, template: str) -> str:
     """The first words of a test's contract, which its docstring opens with."""
-    source: str = env.loader.get_source(env, f"tests/{name}.py.j2")[0]
+    source: str = env.loader.get_source(env, template)[0]
     first = source.split('"""Contract: ', 1)[1].split("\n", 1)[0]
     return "proves that " + first.rstrip('".').split(";")[0]
 
 
-def _published(decoder: Mapping[str, Any]) -> str:
+def published_config(decoder: Mapping[str, Any]) -> str:
     """The tests' copy of config.json; see :func:`onboard.spec.keys.data_keys` for what it leaves out."""
     return json.dumps(data_keys(decoder), indent=2, sort_keys=True) + "\n"
 
@@ -241,6 +248,13 @@ def _dropout_keys(spec: ArchSpec) -> list[str]:
     drops = spec.dropouts
     keys = (drops.embedding, spec.attention.dropout_key, drops.attention_output, drops.mlp_activation, drops.mlp_output)
     return sorted({key for key in keys if key is not None})
+
+
+def eager_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:
+    """The module of transformers whose eager attention computes this one; caps and sinks have several forms."""
+    plain = not (spec.attention.softcap or spec.attention.sinks)
+    own: str | None = measured["own_eager"]
+    return "llama.modeling_llama" if plain or own is None else own
 
 
 def oracle_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:

@@ -210,6 +210,7 @@ class Mlp:
         down_bias: of down.
         activation: its name in transformers' ``ACT2FN``.
         activation_key: config key that names it, None where the architecture fixes it.
+        activation_parameters: whether the activation has parameters of its own (xIELU).
         inner_norm: norm of the activations before ``down`` (BitNet), or None.
     """
 
@@ -219,6 +220,7 @@ class Mlp:
     down_bias: Bias
     activation: str
     activation_key: str | None
+    activation_parameters: bool
     inner_norm: Norm | None
 
 
@@ -276,11 +278,14 @@ class Positions:
         kind: ``learned``: a table; ``sinusoidal``: sines, then cosines (arXiv:1706.03762).
         offset: rows of the table before that of position 0.
         size: expression of the number of rows without them.
+        reaches_base: of sines: whether the exponents of the wavelengths run from 0 to 1 (fairseq) instead of ending one
+            step before (the paper).
     """
 
     kind: Literal["learned", "sinusoidal"]
     offset: int
     size: str
+    reaches_base: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,12 +295,16 @@ class Embedding:
     Args:
         padding: whether the row of ``config.pad_token_id`` gets no gradient.
         scale: Python expression of ``config`` by which token embeddings are multiplied, None for 1.
+        scales_inputs: whether the model scales whatever embeddings it is given, not only those that it looks up.
+        rounds_scale: whether the scale is rounded to the embeddings' dtype before it is used.
         positions: None where positions are not added here.
         norm: whether a norm stands between the embedding and the first layer.
     """
 
     padding: bool
     scale: str | None
+    scales_inputs: bool
+    rounds_scale: bool
     positions: Positions | None
     norm: bool
 

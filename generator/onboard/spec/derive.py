@@ -40,7 +40,7 @@ from onboard.spec.arch import (
 from onboard.spec.expressions import evaluate
 from onboard.spec.keys import SIZES
 from onboard.spec.review import unknown_keys
-from onboard.spec.rows import base_prefix, ignored_keys, key_rows, reference_parameter
+from onboard.spec.rows import base_prefix, ignored_keys, key_rows, only_a_bias, reference_parameter
 
 
 def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured: Mapping[str, Any]) -> ArchSpec:
@@ -188,21 +188,23 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
         down_bias=_bias(m["biases"]["down"], f"{layer}.down_proj.bias", found),
         activation=m["activation"],
         activation_key=m["activation_key"],
+        activation_parameters=m["activation_parameters"],
         inner_norm=m["inner_norm"] and _norm(m["inner_norm"]),
     )
 
 
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
-    positions = e["positions"] and Positions(e["positions"]["kind"], e["positions"]["offset"], e["positions"]["size"])
-    return Embedding(e["padding"], e["scale"], positions, e["norm"])
+    positions = Positions(**e["positions"]) if e["positions"] else None
+    return Embedding(e["padding"], e["scale"], e["scales_inputs"], e["rounds_scale"], positions, e["norm"])
 
 
 def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:
     """A bias, and the boolean field that makes its parameter come or go; the config's value of that field decides."""
     parameter = reference_parameter(found, native)
     for key, effect in found["live"].items():
-        if parameter in effect["added"] or parameter in effect["removed"]:
+        changed = (*effect["added"], *effect["removed"])
+        if parameter in changed and only_a_bias(str(parameter), effect):
             value = found["real"]["values"].get(key)
             if isinstance(value, bool) and isinstance(found["tiny"].get(key), bool):
                 # Some fields take a bias away instead of adding it: `disable_bias`.

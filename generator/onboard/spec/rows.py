@@ -24,6 +24,7 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
         for key, effect in found["live"].items()
         if effect["effect"] == "parameters" and isinstance(found["tiny"].get(key), bool)
         for name in effect["removed" if found["tiny"][key] else "added"]
+        if only_a_bias(name, effect)
     }
     rows: dict[str, KeyRow] = {}
     for name in (*found["disk"], *(name for name in optional if name not in found["disk"])):
@@ -39,6 +40,12 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
         return next(index for index, prefix in enumerate(_ORDER) if row.native[0].startswith(prefix))
 
     return tuple(sorted(rows.values(), key=place))
+
+
+def only_a_bias(parameter: str, effect: Mapping[str, Any]) -> bool:
+    """Whether a field brings the bias of a module that is there anyway."""
+    module, _, leaf = parameter.rpartition(".")
+    return leaf == "bias" and f"{module}.weight" not in (*effect["added"], *effect["removed"])
 
 
 def _explained(parameter: str, found: Mapping[str, Any]) -> bool:

@@ -3,7 +3,6 @@ from transformers import PretrainedConfig
 
 class PackedConfig(PretrainedConfig):
     model_type = "packed"
-    keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(
         self,

@@ -45,7 +45,8 @@ class Attention(nn.Module):
     def forward(self, hidden_states, attention_mask=None, position_ids=None, past_key_values=None):
         batch, length, _ = hidden_states.shape
         q, k, v = (
-            part.view(batch, length, self.heads, self.head_dim).transpose(1, 2) for part in self.W_pack(hidden_states).chunk(3, -1)
+            part.view(batch, length, self.heads, self.head_dim).transpose(1, 2)
+            for part in self.W_pack(hidden_states).chunk(3, -1)
         )
         q, k = rotate(q, position_ids), rotate(k, position_ids)
         if past_key_values is not None:
@@ -102,8 +103,15 @@ class PackedModel(PackedPreTrainedModel):
         return self.embed_tokens
 
     def forward(
-        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, inputs_embeds=None,
-        use_cache=None, output_hidden_states=None, **kwargs
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        inputs_embeds=None,
+        use_cache=None,
+        output_hidden_states=None,
+        **kwargs,
     ):
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache and past_key_values is None:
@@ -116,7 +124,9 @@ class PackedModel(PackedPreTrainedModel):
         allowed = (column <= row)[None, None].to(x.device)
         if attention_mask is not None and attention_mask.dim() == 2:
             allowed = allowed & attention_mask[:, None, None, :].bool()
-        mask = torch.zeros(allowed.shape, dtype=x.dtype, device=x.device).masked_fill(~allowed, torch.finfo(x.dtype).min)
+        mask = torch.zeros(allowed.shape, dtype=x.dtype, device=x.device).masked_fill(
+            ~allowed, torch.finfo(x.dtype).min
+        )
         every = [x]
         for layer in self.layers:
             x = layer(x, mask, position_ids, past_key_values)
@@ -124,12 +134,14 @@ class PackedModel(PackedPreTrainedModel):
         x = self.norm(x)
         every[-1] = x
         return BaseModelOutputWithPast(
-            last_hidden_state=x, past_key_values=past_key_values, hidden_states=tuple(every) if output_hidden_states else None
+            last_hidden_state=x,
+            past_key_values=past_key_values,
+            hidden_states=tuple(every) if output_hidden_states else None,
         )
 
 
 class PackedForCausalLM(PackedPreTrainedModel, GenerationMixin):
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config):
         super().__init__(config)

@@ -33,8 +33,10 @@ class NormCall:
 
     def takes(self, x: torch.Tensor, width: bool) -> bool:
         """Whether it took these queries or keys ``[B, S, heads, D]``: in this order, heads first, or joined."""
-        forms = [x.flatten(-2)] if width else [x, x.transpose(1, 2)]
-        return any(close(form, self.x) is not None for form in forms)
+        forms = [x] if width else [x, x.transpose(1, 2)]
+        return x.numel() == self.x.numel() and any(
+            close(form.reshape(self.x.shape), self.x) is not None for form in forms
+        )
 
     @property
     def has_parameters(self) -> bool:
@@ -90,7 +92,7 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
     linears = find_linears(attention, path, model.get_submodule(layer_path), layer_path, recording)
     check_output(path, linears, recording)
     out = recording[linears.out_path]
-    norms = _inner_norms(attention, path, recording)
+    norms = inner_norms(attention, path, recording)
     mixed, output_norm = out.x, None
     for norm in norms:
         if norm.y.shape == out.x.shape and torch.equal(norm.y, out.x):
@@ -102,8 +104,8 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
         linears=linears,
         transposed_out=isinstance(model.get_submodule(linears.out_path), Conv1D),
         biases={
-            **{name: _has_bias(attention.get_submodule(name)) for name in linears.ins},
-            "": _has_bias(model.get_submodule(linears.out_path)),
+            **{name: has_bias(attention.get_submodule(name)) for name in linears.ins},
+            "": has_bias(model.get_submodule(linears.out_path)),
         },
         outputs={name: recording[f"{path}.{name}"].output for name in linears.ins},
         mixed=mixed,
@@ -114,11 +116,12 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
     )
 
 
-def _has_bias(module: nn.Module) -> bool:
+def has_bias(module: nn.Module) -> bool:
+    """Whether a linear has one."""
     return getattr(module, "bias", None) is not None
 
 
-def _inner_norms(attention: nn.Module, path: str, recording: Recording) -> list[NormCall]:
+def inner_norms(attention: nn.Module, path: str, recording: Recording) -> list[NormCall]:
     """Leaves that normalise: they have parameters and are no linear, or have none and even their inputs out."""
     found = []
     for name, module in attention.named_modules():

@@ -8,6 +8,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.attention.fit import Fit, fit_layers
+from onboard.reference.attention.latent import explain_latents, find_latents
 from onboard.reference.attention.layers import EVERY
 from onboard.reference.attention.modules import module_rows
 from onboard.reference.attention.qk_norms import fit_norm_call
@@ -45,9 +46,21 @@ def explain_attentions(
     Raises:
         Unexplained: an attention that no hypothesis reproduces, or several do.
     """
+    path = f"{roles.layer(0)}.{roles.attention}"
+    if find_latents(model.get_submodule(path), path, recording):
+        found = explain_latents(model, roles, recording)
+        raise Unexplained(
+            "attention",
+            f"keys and values come from a latent of {found['kv_lora_rank']}, which the generated code cannot do",
+            tuple(
+                f"{name}: {found[name]}" for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary")
+            ),
+        )
     reference, run = _first_run(cls, fields, model, roles, recording, input_ids)
     windowed_fields = _windowed(fields, model.config)
-    windowed = run if windowed_fields is None else reference.run(windowed_fields)
+    windowed = reference.run_if_built(windowed_fields) if windowed_fields else None
+    if windowed is None:
+        windowed_fields, windowed = None, run
     texts = _settled(reference, run, fields, [windowed] if windowed_fields else [])
     attention = _attention(run, texts) | _window(reference, windowed, windowed_fields or fields)
     attention |= {"windowed_fields": windowed_fields, "implementation": reference.implementation}
@@ -211,12 +224,14 @@ def _served(reference: Reference, run: Run, fields: dict[str, Any]) -> dict[str,
         return {}
     nested = isinstance(rope.get("full_attention"), dict)
     base = rope["full_attention"] if nested else rope
-    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor") if name in base}
+    growth = run.fits[0].setting.query_scale
+    also = growth.names if growth else ()
+    kept = {name: base[name] for name in ("rope_theta", "partial_rotary_factor", *also) if name in base}
     served = {}
     for rope_type, extra in STATIC_SCALINGS.items():
         if rope_type == base.get("rope_type"):
             continue
-        parameters: dict[str, Any] = {"rope_type": rope_type, **kept, **extra}
+        parameters: dict[str, Any] = {"rope_type": rope_type, **extra, **kept}
         if nested:
             parameters = {**rope, "full_attention": parameters}
         try:
@@ -241,6 +256,6 @@ def _check_slopes(reference: Reference, fields: dict[str, Any], config: Pretrain
     for key in ALIASES["num_key_value_heads"]:
         if fields.get(key) == fields[heads]:
             other[key] = 6
-    run = reference.run(other)
-    if run.fits[0].setting.alibi is None:
+    run = reference.run_if_built(other)
+    if run is not None and run.fits[0].setting.alibi is None:
         raise Unexplained("attention", "six heads have no linear bias on their scores")

@@ -118,7 +118,9 @@ def frequencies(config: PretrainedConfig, head_dim: int, length: int, layer_type
     if isinstance(parameters, Mapping) and parameters:
         nested = is_nested(parameters)
         own = parameters.get(layer_type) if nested else parameters
-        return [_from_parameters(config, own, head_dim, length, layer_type if nested else None)] if own else []
+        if not own or own.get("rope_theta") is None:
+            return []
+        return [_from_parameters(config, own, head_dim, length, layer_type if nested else None)]
     found: dict[int, list[Expression]] = {}
     for text, name, value in fields(config):
         words = name.split("_")
@@ -161,6 +163,8 @@ def _default(rotary: int, theta: float) -> torch.Tensor:
 def handed_table(call: Call) -> Table | None:
     """The cosines and sines ``[S, ...]`` that an attention is called with, None where there are none."""
     for value in call.inputs.values():
+        if isinstance(value, torch.Tensor) and value.is_complex():
+            value = (value.real, value.imag)
         if not isinstance(value, (tuple, list)) or len(value) != 2:
             continue
         if all(isinstance(part, torch.Tensor) and part.is_floating_point() and part.ndim >= 2 for part in value):

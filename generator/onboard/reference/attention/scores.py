@@ -58,10 +58,12 @@ class QueryScale:
     Args:
         beta: expression of the factor.
         length: expression of the length of a step.
+        names: the keys of ``rope_parameters`` in them.
     """
 
     beta: Expression
     length: Expression
+    names: tuple[str, str]
 
     @property
     def text(self) -> str:
@@ -88,9 +90,9 @@ def query_scale_candidates(config: PretrainedConfig) -> list[QueryScale]:
         for name, value in parameters.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value > 0
     }
-    lengths = [one for name, one in values.items() if name.endswith("max_position_embeddings")]
-    betas = [one for name, one in values.items() if name.endswith("scaling_beta")]
-    return [QueryScale(beta, length) for beta in betas for length in lengths]
+    betas = [name for name in values if name.endswith("scaling_beta")]
+    lengths = [name for name in values if name.endswith("max_position_embeddings")]
+    return [QueryScale(values[beta], values[length], (beta, length)) for beta in betas for length in lengths]
 
 
 @dataclass(frozen=True)

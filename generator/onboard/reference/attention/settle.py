@@ -55,6 +55,19 @@ class Reference:
         recording, _ = record(model, input_ids=self.input_ids)
         return Run(model.config, fit_layers(model, self.roles, recording, like.setting if like else None))
 
+    def run_if_built(self, fields: Mapping[str, Any]) -> Run | None:
+        """The same, None where the reference takes no such config.
+
+        Raises:
+            Unexplained: it takes it, and a layer is not explained.
+        """
+        try:
+            return self.run(fields)
+        except Unexplained:
+            raise
+        except Exception:
+            return None
+
     def try_run(self, fields: Mapping[str, Any]) -> Run | None:
         """The same, None where the reference cannot be built, run or explained so."""
         key = str(sorted(fields.items(), key=str))

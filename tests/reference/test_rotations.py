@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from onboard.reference.attention.rotations import ROTATIONS, Frequencies, Rotation, frequencies, table_difference
 from onboard.reference.roles import Unexplained
-from onboard.reference.ropes import explain_tables, rotate
 
 from .toys import HEAD_DIM, SEQUENCE, config, tiny, whole
 
@@ -81,53 +81,61 @@ def parameters(rope_type: str, **more: Any) -> dict[str, Any]:
     return {"rope_type": rope_type, "rope_theta": THETA, **copy.deepcopy(TYPES[rope_type][0]), **more}
 
 
-def explain(rope: dict[str, Any], found: Any) -> dict[str, Any]:
-    return explain_tables(config(rope_parameters=rope), {"full_attention": found}, HEAD_DIM)
+def angles(rope: dict[str, Any], layer_type: str | None = None) -> Frequencies:
+    (found,) = frequencies(config(rope_parameters=rope), HEAD_DIM, SEQUENCE, layer_type)
+    return found
 
 
-def refused(rope: dict[str, Any], found: Any) -> str:
-    with pytest.raises(Unexplained) as caught:
-        explain(rope, found)
-    assert caught.value.part == "rope"
-    return caught.value.what
+def fits(rope: dict[str, Any], found: tuple[torch.Tensor, torch.Tensor], layer_type: str | None = None) -> bool:
+    cos, sin = found
+    return table_difference(angles(rope, layer_type), (cos[0], sin[0])) is not None
 
 
 @pytest.mark.parametrize("rope_type", TYPES)
 def test_each_type_by_the_formula_of_its_paper(rope_type: str) -> None:
     _, frequency, factor = TYPES[rope_type]
-    found = explain(parameters(rope_type), tables(frequency, factor))
-    assert (found["types"], found["per_layer_type"], found["partial"]) == ([rope_type], False, False)
+    assert fits(parameters(rope_type), tables(frequency, factor))
+    found = angles(parameters(rope_type))
+    assert (found.rope_type, found.partial, found.dim, found.theta) == (rope_type, False, (), None)
 
 
 @pytest.mark.parametrize("rope_type", TYPES)
 @pytest.mark.parametrize("other", TYPES)
 def test_no_type_passes_for_another(rope_type: str, other: str) -> None:
-    if rope_type != other:
-        _, frequency, factor = TYPES[other]
-        refused(parameters(rope_type), tables(frequency, factor))
+    _, frequency, factor = TYPES[other]
+    assert fits(parameters(rope_type), tables(frequency, factor)) is (rope_type == other)
 
 
 @pytest.mark.parametrize("rope_type", TYPES)
 def test_another_theta(rope_type: str) -> None:
     _, frequency, factor = TYPES[rope_type]
-    refused(parameters(rope_type, rope_theta=THETA * 1.01), tables(frequency, factor))
+    assert not fits(parameters(rope_type, rope_theta=THETA * 1.01), tables(frequency, factor))
 
 
 @pytest.mark.parametrize("rope_type", ["yarn", "longrope"])
 def test_the_attention_factor_counts(rope_type: str) -> None:
     _, frequency, factor = TYPES[rope_type]
-    refused(parameters(rope_type), tables(frequency, 1.0))
-    explain(parameters(rope_type, attention_factor=1.5), tables(frequency, 1.5))
-    refused(parameters(rope_type, attention_factor=1.5), tables(frequency, factor))
+    assert not fits(parameters(rope_type), tables(frequency, 1.0))
+    assert fits(parameters(rope_type, attention_factor=1.5), tables(frequency, 1.5))
+    assert not fits(parameters(rope_type, attention_factor=1.5), tables(frequency, factor))
 
 
 def test_only_the_cosines_are_right() -> None:
     cos, sin = tables(default)
-    refused(parameters("default"), (cos, -sin))
+    assert not fits(parameters("default"), (cos, -sin))
 
 
 def test_right_at_the_first_position_only() -> None:
-    refused(parameters("default"), tables(lambda pair: default(pair) * (1 + 1e-3)))
+    assert not fits(parameters("default"), tables(lambda pair: default(pair) * (1 + 1e-3)))
+
+
+@pytest.mark.parametrize("order", ["once", "halves", "pairs"])
+def test_a_table_in_any_order(order: str) -> None:
+    halves = tables(default)
+    once = [part[..., :PAIRS] for part in halves]
+    cos, sin = {"once": once, "halves": halves, "pairs": [part.repeat_interleave(2, -1) for part in once]}[order]
+    assert fits(parameters("default"), (cos, sin))
+    assert not fits(parameters("default"), (cos.flip(-1), sin.flip(-1)))
 
 
 def test_a_part_of_the_head() -> None:
@@ -135,49 +143,60 @@ def test_a_part_of_the_head() -> None:
         return THETA ** (-2 * pair / (HEAD_DIM // 2))
 
     part = parameters("default", partial_rotary_factor=0.5)
-    assert explain(part, tables(frequency, pairs=PAIRS // 2))["partial"] is True
-    refused(part, tables(default, pairs=PAIRS // 2))
-    refused(part, tables(default))
-    refused(parameters("default"), tables(frequency, pairs=PAIRS // 2))
+    assert fits(part, tables(frequency, pairs=PAIRS // 2))
+    assert angles(part).partial is True
+    assert not fits(part, tables(default, pairs=PAIRS // 2))
+    assert not fits(part, tables(default))
+    assert not fits(parameters("default"), tables(frequency, pairs=PAIRS // 2))
 
 
 def test_parameters_by_layer_type() -> None:
     rope = {"full_attention": parameters("linear"), "sliding_attention": parameters("default", rope_theta=10.0)}
     local = tables(lambda pair: 10.0 ** (-2 * pair / HEAD_DIM))
-    found = {"full_attention": tables(linear), "sliding_attention": local}
-    answer = explain_tables(config(rope_parameters=rope), found, HEAD_DIM)
-    assert (answer["types"], answer["per_layer_type"]) == (["default", "linear"], True)
-    swapped = {"full_attention": local, "sliding_attention": tables(linear)}
-    with pytest.raises(Unexplained):
-        explain_tables(config(rope_parameters=rope), swapped, HEAD_DIM)
+    assert fits(rope, tables(linear), "full_attention")
+    assert fits(rope, local, "sliding_attention")
+    assert not fits(rope, local, "full_attention")
+    assert not fits(rope, tables(linear), "sliding_attention")
 
 
 def test_an_unknown_type() -> None:
-    what = refused({"rope_type": "spiral", "rope_theta": THETA}, tables(default))
-    assert "spiral" in what
+    with pytest.raises(Unexplained) as caught:
+        angles({"rope_type": "spiral", "rope_theta": THETA})
+    assert caught.value.part == "rope"
+    assert "spiral" in caught.value.what
 
 
-@pytest.mark.parametrize("style", ["half", "interleaved"])
-def test_rotation_keeps_lengths_and_relative_positions(style: str) -> None:
+def once(pairs: int = PAIRS) -> tuple[torch.Tensor, torch.Tensor]:
+    cos, sin = tables(default, pairs=pairs)
+    return cos[0, :, :pairs], sin[0, :, :pairs]
+
+
+@pytest.mark.parametrize("rotation", ROTATIONS, ids=str)
+def test_rotation_keeps_lengths_and_relative_positions(rotation: Rotation) -> None:
     """The two properties of any rotary embedding: norms stay, and a score depends on the distance only."""
-    cos, sin = tables(default)
-    if style == "interleaved":
-        cos, sin = (part[..., :PAIRS].repeat_interleave(2, -1) for part in (cos, sin))
-    x = torch.randn(HEAD_DIM).expand(1, 1, SEQUENCE, HEAD_DIM)
-    y = rotate(x, (cos, sin), style)
+    x = torch.randn(HEAD_DIM).expand(1, SEQUENCE, 1, HEAD_DIM)
+    y = rotation(x, once())
     assert torch.allclose(y.norm(dim=-1), x.norm(dim=-1), atol=1e-4)
-    scores = (y @ y.transpose(-1, -2))[0, 0]
+    assert not torch.allclose(y[:, 1:], x[:, 1:])
+    y = y[0, :, 0]
+    scores = y @ y.T
     for distance in (1, 5):
         along = scores.diagonal(distance)
         assert torch.allclose(along, along[:1].expand_as(along), atol=1e-3)
-    assert torch.equal(rotate(x, (cos, sin), "none"), x)
+
+
+def test_the_other_way_round_undoes_it() -> None:
+    x = torch.randn(1, SEQUENCE, 2, HEAD_DIM)
+    for style in ("half", "interleaved"):
+        there, back = Rotation(style, False), Rotation(style, True)  # type: ignore[arg-type]
+        assert torch.allclose(back(there(x, once()), once()), x, atol=1e-5)
 
 
 def test_rotation_of_a_part_leaves_the_rest() -> None:
-    x = torch.randn(1, 2, SEQUENCE, HEAD_DIM)
-    y = rotate(x, tables(default, pairs=PAIRS // 2), "half")
+    x = torch.randn(1, SEQUENCE, 2, HEAD_DIM)
+    y = Rotation("half", False)(x, once(PAIRS // 2))
     assert torch.equal(y[..., HEAD_DIM // 2 :], x[..., HEAD_DIM // 2 :])
-    assert not torch.allclose(y[:, :, 1:, : HEAD_DIM // 2], x[:, :, 1:, : HEAD_DIM // 2])
+    assert not torch.allclose(y[:, 1:, :, : HEAD_DIM // 2], x[:, 1:, :, : HEAD_DIM // 2])
 
 
 @pytest.mark.parametrize("rope_type", [name for name in TYPES if name != "longrope"])
@@ -185,7 +204,7 @@ def test_a_real_model(rope_type: str) -> None:
     model = tiny(rope_parameters=parameters(rope_type))
     recording, _, _ = whole(model)
     found = recording["model.layers.0.self_attn"].inputs["position_embeddings"]
-    assert explain_tables(model.config, {"full_attention": found}, HEAD_DIM)["types"] == [rope_type]
+    assert fits(parameters(rope_type), found)
 
 
 def test_a_table_rounded_to_bf16() -> None:
@@ -194,4 +213,4 @@ def test_a_table_rounded_to_bf16() -> None:
     def rounded(pair: int) -> float:
         return torch.tensor(default(pair)).bfloat16().item()
 
-    refused(parameters("default"), tables(rounded))
+    assert not fits(parameters("default"), tables(rounded))
