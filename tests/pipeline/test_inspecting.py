@@ -45,11 +45,23 @@ def test_what_is_not_written(tmp_path: Path) -> None:
 
 
 def test_an_architecture_that_was_not_measured(tmp_path: Path) -> None:
-    given = written(tmp_path, architectures=["SurpriseForCausalLM"], model_type="surprise")
+    given = written(tmp_path, architectures=["SurpriseForCausalLM"], model_type="surprise", surprising_factor=7)
     found = inspect_source(given, revision=None)
     assert found.exit_status == 0
     assert found.spec == {}
     assert any("SurpriseForCausalLM" in warning for warning in found.warnings)
+    assert any("surprising_factor=7" in warning for warning in found.warnings)
+
+
+def test_a_known_architecture_under_another_name(tmp_path: Path) -> None:
+    found = inspect_source(
+        written(tmp_path, architectures=["SurpriseForCausalLM"], model_type="surprise"), revision=None
+    )
+    payload = json.loads(json.dumps(found.as_json()))
+    assert payload["recognised"]["architecture"] == "Qwen3ForCausalLM"
+    assert payload["recognised"]["why"]
+    assert payload["unproven"][0]["what"] == "That SurpriseForCausalLM computes what Qwen3ForCausalLM computes."
+    assert payload["spec"]["attention"]["qk_norm"]
 
 
 @pytest.mark.parametrize("keys", [{"hidden_act": "sillu"}, {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}])

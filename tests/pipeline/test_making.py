@@ -87,7 +87,9 @@ def test_the_json(tmp_path: Path) -> None:
         "capabilities",
         "warnings",
         "review",
+        "unproven",
     }
+    assert payload["unproven"] == []
     assert payload["schema_version"] == 1
     assert {"id", "revision", "path"} <= set(payload["source"])
     assert (payload["kind"], payload["architecture"], payload["model_type"]) == ("dense", "Olmo2ForCausalLM", "olmo2")

@@ -51,12 +51,12 @@ def command(state: State, source: str, revision: str | None) -> int:
 def _show(output: Output, inspection: Inspection, payload: dict[str, Any]) -> None:
     model_type = f" ({printable(inspection.model_type, _NAME_LIMIT)})" if inspection.model_type else ""
     nearest = "; ".join(f"{name} ({why})" if why else name for name, why in inspection.nearest)
-    found = inspection.recognised
+    found = payload.get("recognised")
     header = (
         ("source", printable(inspection.source_label, _NAME_LIMIT), "bold"),
         ("kind", inspection.kind, "warn" if inspection.exit_status else "good"),
         ("architecture", f"{printable(inspection.architecture or 'not named', _NAME_LIMIT)}{model_type}", ""),
-        ("recognised", f"{found.architecture}: {printable(found.why)}" if found else "", "warn"),
+        ("recognised", f"{found['architecture']}: {printable(found['why'])}" if found else "", "warn"),
         ("nearest", nearest, ""),
     )
     output.pairs([row for row in header if row[1]])

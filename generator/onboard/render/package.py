@@ -210,12 +210,7 @@ def _context(work: Work) -> dict[str, Any]:
         "quantised": "quantization_config" in work.facts.config,
         "rows": spec_rows(spec),
         "measured_on": measured["origin"],
-        "recognised": work.recognised,
-        # A model_type that transformers' auto classes do not know: who loads the model has to give the config.
-        "foreign_type": bool(work.code or work.recognised),
-        "overrides": work.recognised.overrides if work.recognised else {},
-        **_modules(work.code),
-        "unproven": work.unproven,
+        **reference_context(work),
         "results": None,
         "onboard_version": __version__,
         "transformers_version": measured["transformers"],
@@ -224,11 +219,22 @@ def _context(work: Work) -> dict[str, Any]:
     }
 
 
-def _modules(code: RemoteCode | None) -> dict[str, Any]:
-    """Where the tests import the reference from."""
+def reference_context(work: Work) -> dict[str, Any]:
+    """What the reference is, where it is not simply transformers' class of the architecture."""
+    code = work.code
     modules = [name.rpartition(".")[0] for name in (code.config, code.model)] if code else []
     config_module, class_module = (f"{PACKAGE}.{name}" for name in modules) if code else ("transformers",) * 2
-    return {"code": code, "config_module": config_module, "class_module": class_module}
+    return {
+        "recognised": work.recognised,
+        "unproven": work.unproven,
+        "code": code,
+        "overrides": work.recognised.overrides if work.recognised else {},
+        # A model_type that transformers' auto classes do not know: who loads the model has to give the config.
+        "foreign_type": bool(code or work.recognised),
+        # Where the tests import the reference from.
+        "config_module": config_module,
+        "class_module": class_module,
+    }
 
 
 def contract(env: Any, template: str) -> str:

@@ -17,6 +17,7 @@ from onboard.render.package import (
     Work,
     contract,
     published_config,
+    reference_context,
     source_label,
 )
 from onboard.render.style import format_sources
@@ -122,7 +123,7 @@ def _context(work: Work, spec: ReusedSpec) -> dict[str, Any]:
     own = _variants(spec, found, measured["tiny"])
     planted = _mutants(spec, found, measured["tiny"], own)
     known = set(work.decoder)
-    return {
+    return reference_context(work) | {
         "spec": spec,
         "prefix": work.prefix,
         "package": layout.import_package,

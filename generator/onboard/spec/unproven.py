@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onboard.facts._text import few, shown
-from onboard.spec.keys import ALIASES
+from onboard.spec.keys import ALIASES, SIZES
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,11 @@ def defaults_used(
     """
     absent = [name for name in sorted(set(read)) if config.get(name) is None and values.get(name) is not None]
     # Old files say these under other names, which the config class reads.
-    absent = [name for name in absent if not any(config.get(key) is not None for key in ALIASES.get(name, ()))]
+    absent = [
+        name
+        for name in absent
+        if name not in SIZES and not any(config.get(key) is not None for key in ALIASES.get(name, ()))
+    ]
     if not absent:
         return []
     given = ", ".join(f"{name}={shown(repr(values[name]), 40)}" for name in absent)
