@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,13 +67,40 @@ def read_remote_code(facts: Facts) -> RemoteCode:
         paths = _beside(facts)
     if len(paths) > _MOST_FILES:
         raise _refuse(f"it has {len(paths)} Python files", f"Keep at most {_MOST_FILES} in a copy of the directory.")
-    files = {name: _text(name, path) for name, path in sorted(paths.items())}
-    missing = sorted({f"{name.rpartition('.')[0]}.py" for name in (model, config)} - files.keys())
+    named = {f"{name.rpartition('.')[0]}.py" for name in (model, config)}
+    missing = sorted(named - paths.keys())
     if missing:
         raise _refuse(
             f"auto_map names {few(missing)}, which is not there", "Give the directory or the Hub id that has the code."
         )
-    return RemoteCode(files, model, config)
+    return RemoteCode(_needed(named, paths), model, config)
+
+
+def _needed(named: set[str], paths: Mapping[str, str]) -> dict[str, str]:
+    """The named modules and those that they import from beside them, as transformers' own loader follows them.
+
+    A repo's other Python files (demos, tokenizers, tests that pytest would collect) are no part of the reference.
+    """
+    files: dict[str, str] = {}
+    waiting = sorted(named)
+    while waiting:
+        name = waiting.pop()
+        if name not in files:
+            files[name] = _text(name, paths[name])
+            waiting += sorted(paths.keys() & _siblings(name, files[name]))
+    return dict(sorted(files.items()))
+
+
+def _siblings(name: str, text: str) -> set[str]:
+    """Files that a module imports from its own package; also where it tries to, or does so in a function."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise _refuse(f"{shown(name)} is not Python: {shown(str(error))}", "Correct it, or fetch it again.") from error
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.level == 1]
+    modules = {node.module.split(".")[0] for node in imports if node.module}
+    modules |= {alias.name for node in imports if not node.module for alias in node.names}
+    return {f"{module}.py" for module in modules}
 
 
 def _reference(given: str, repo: str | None) -> str:

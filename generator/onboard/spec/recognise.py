@@ -20,6 +20,7 @@ from typing import Any
 from onboard.errors import Unsupported
 from onboard.facts._facts import TensorHeader
 from onboard.facts._text import few, shown
+from onboard.spec._names import words
 from onboard.spec.arch import IgnoredKey
 from onboard.spec.keys import ALIASES, find
 from onboard.spec.layouts import Kinds, header_fit, kinds_of, layouts
@@ -28,6 +29,30 @@ from onboard.spec.unproven import Unproven, ambiguous, left_out, overridden, rem
 
 # Keys of a config.json that every class with rotary parameters reads into them.
 _IN_ROPE = frozenset(("rope_theta", "rope_scaling", "partial_rotary_factor"))
+
+_LINEAR_BIASES = frozenset((*ALIASES["attention_bias"], *ALIASES["mlp_bias"]))
+_PROJECTIONS = frozenset(
+    ("add", "use", "enable", "has", "with", "no", "bias", "attention", "attn", "self", "linear")
+).union(
+    (
+        "q",
+        "k",
+        "v",
+        "o",
+        "qkv",
+        "query",
+        "key",
+        "value",
+        "out",
+        "output",
+        "proj",
+        "projection",
+        "mlp",
+        "ffn",
+        "fc",
+        "dense",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +194,11 @@ def _compare(
         own = _own_spelling(key, entry)
         if key in ALIASES["num_nextn_predict_layers"]:
             aside.append(key)
-        elif key.endswith("bias") and isinstance(value, bool):
-            # The checkpoint's tensors say which biases there are.
-            if header is None and value != _has_bias(entry):
+        elif _is_of_projections(key) and isinstance(value, bool):
+            # The checkpoint's tensors say which biases there are, unless the file speaks of some and it has none.
+            there = _has_bias(entry) if header is None else any(name.endswith(".bias") for name in header)
+            wanted = value != ("no" in words(key))
+            if wanted != there and (wanted or header is None):
                 unknown.append(key)
         elif (own and config.get(own) == value) or _is_computed(key, value, config):
             continue
@@ -276,6 +303,12 @@ def _own_spelling(key: str, entry: Mapping[str, Any]) -> str | None:
             own = entry["fields"].keys() | (_IN_ROPE if "rope_parameters" in entry["fields"] else frozenset())
             return next((name for name in spellings if name in own), None)
     return None
+
+
+def _is_of_projections(key: str) -> bool:
+    """Whether a key switches biases of linear layers, which are tensors; ALiBi and biases of positions are none."""
+    said = words(key)
+    return (said[-1:] == ("bias",) and _PROJECTIONS.issuperset(said)) or key in _LINEAR_BIASES
 
 
 def _has_bias(entry: Mapping[str, Any]) -> bool:

@@ -101,7 +101,7 @@ def defaults_used(
         read: fields that the generated code reads.
         values: what the config class made of the file.
     """
-    absent = [name for name in sorted(set(read)) if name not in config and values.get(name) is not None]
+    absent = [name for name in sorted(set(read)) if config.get(name) is None and values.get(name) is not None]
     # Old files say these under other names, which the config class reads.
     absent = [
         name
