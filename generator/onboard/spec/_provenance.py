@@ -16,7 +16,7 @@ def provenance(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any])
     for path, _ in spec.leaves():
         section, _, leaf = path.partition(".")
         if section == "dimensions":
-            out[path] = _from_config(leaf, raw, found)
+            out[path] = _computed(leaf, found) or _from_config(leaf, raw, found)
         elif section in ("architecture", "model_type"):
             key = "architectures" if section == "architecture" else "model_type"
             out[path] = Provenance("config.json", key)
@@ -43,6 +43,19 @@ def provenance(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any])
             on_defaults = found["origin"] if found["origin"].startswith("defaults") else ""
             out[path] = Provenance("measured", ", ".join(part for part in (on_defaults, number) if part))
     return out
+
+
+def _computed(leaf: str, found: Mapping[str, Any]) -> Provenance | None:
+    """A size that the reference computes from others, by the expression that was measured."""
+    places = {"num_attention_heads": ("attention", "num_heads"), "intermediate_size": ("mlp", "intermediate_size")}
+    section, key = places.get(leaf, ("attention", leaf))
+    expression = found[section].get(key) if leaf in _EXPRESSIONS else None
+    if expression is None or expression.removeprefix("config.").isidentifier():
+        return None
+    return Provenance("measured", expression)
+
+
+_EXPRESSIONS = frozenset(("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"))
 
 
 def _from_config(name: str, raw: Mapping[str, Any], found: Mapping[str, Any]) -> Provenance:
