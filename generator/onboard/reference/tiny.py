@@ -82,6 +82,18 @@ def tiny_fields(real: PretrainedConfig) -> dict[str, Any]:
     return _tiny(real, _Choice())
 
 
+def _telling_multipliers(fields: Mapping[str, Any]) -> dict[str, float]:
+    """Other values for factors of one, which would hide whether and where they are used."""
+    neutral = [
+        name
+        for name, value in fields.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value == 1
+        if name.endswith(("_multiplier", "_scaling", "logit_scale", "scale_emb", "residual_scale"))
+        and "dim" not in name
+    ]
+    return {name: 0.5 + 0.25 * (3 + place) for place, name in enumerate(sorted(neutral))}
+
+
 def candidates(real: PretrainedConfig) -> Iterator[dict[str, Any]]:
     """Tiny configs from the most telling sizes to the most permissive ones.
 
@@ -119,6 +131,7 @@ def _tiny(real: PretrainedConfig, choice: _Choice, hidden_sizes: Mapping[int, in
     for key in {*meant, *stacks, _rotary_key(real, fields)}:
         unknown.pop(key or "", None)
     fields |= shrink(unknown, known, WINDOW)
+    fields |= _telling_multipliers(fields)
     if "query_pre_attn_scalar" in fields:
         fields["query_pre_attn_scalar"] = 24
     _set_counts_of_layers(fields, real, layers, stacks)
