@@ -29,6 +29,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
 from onboard.reference.attention.explain import explain_attentions
+from onboard.reference.attention.fit import fit_layers
 from onboard.reference.blocks import explain_blocks
 from onboard.reference.build import (
     NoClass,
@@ -55,6 +56,8 @@ from onboard.reference.roles import Roles, Unexplained, find_roles
 from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
 
+SHORT = 10
+"""Tokens of a sequence that is shorter than the tiny original length of a RoPE scaling, and longer than a window."""
 MEMORY_BYTES = 8 * 1024**3
 # Keys that transformers writes in another form than old files have them.
 _RESPELT = frozenset(("architectures", "torch_dtype", "dtype", "transformers_version", "rope_scaling", "_name_or_path"))
@@ -88,6 +91,10 @@ def probe(
     recording, logits = record(model, input_ids=input_ids)
     roles = find_roles(model, recording)
     attention = explain_attentions(cls, fields, model, roles, recording, input_ids)
+    if attention["rope"] and {"dynamic", "longrope"} & set(attention["rope"]["types"]):
+        # Their frequencies follow the length: what explains a long sequence has to explain a short one, too.
+        short, _ = record(build(cls, fields), input_ids=input_ids[:, :SHORT])
+        fit_layers(model, roles, short)
     mlp = explain_mlps(cls, fields, model, roles, recording, input_ids)
     blocks = explain_blocks(model, roles, recording)
     embedding = explain_embedding(model, input_ids, roles, recording)
