@@ -59,7 +59,8 @@ def measure(name: str) -> dict[str, Any]:
     from onboard.reference.probe import answer
 
     raw = read_example(name)
-    request = {"architecture": raw["architectures"][0], "model_type": raw["model_type"], "config": raw}
+    named = {"architecture": raw["architectures"][0], "model_type": raw["model_type"], "config": raw}
+    request = {**named, "style": "auto", "problem": None}
     return understand(json.loads(answer(request)), raw["architectures"][0])
 
 

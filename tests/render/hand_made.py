@@ -32,7 +32,7 @@ def architecture(
         reference_class="ToyForCausalLM",
         config_class=config_class,
         dimensions=arch.Dimensions(8, 2, 4, 4, 2, 16, 32, None),
-        embedding=arch.Embedding(None, None, False),
+        embedding=arch.Embedding(False, None, False, False, None, False),
         layer_kinds=("full_attention", "full_attention"),
         has_layer_types=False,
         norm=NORM,
@@ -58,7 +58,7 @@ def architecture(
             dropout_key=None,
         ),
         rope=arch.Rope((), (), False, False, None, None, False, {}),
-        mlp=arch.Mlp(False, intermediate_size, FIXED, FIXED, "gelu", None, None),
+        mlp=arch.Mlp(False, intermediate_size, FIXED, FIXED, "gelu", None, False, None),
         block=arch.Block(False, False, "input_layernorm", None, "post_attention_layernorm", None, None),
         head=arch.Head(False, None, None),
         tying=arch.Tying(False),
@@ -72,7 +72,8 @@ def architecture(
 
 def render(spec: arch.ArchSpec, template: str = "package/state_dict_adapter.py.j2") -> str:
     """A formatted file of the toy's package."""
-    context = adapter_context(spec) | {"spec": spec, "prefix": "Toy", "package": "toy", "header": ""}
+    names = {"prefix": "Toy", "package": "toy", "header": "", "config_module": "transformers", "code": None}
+    context = adapter_context(spec) | names | {"spec": spec}
     text = environment().get_template(template).render(context)
     return format_sources({"file.py": text}, ("nemo_automodel", "toy"))["file.py"]
 
