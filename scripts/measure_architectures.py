@@ -23,7 +23,7 @@ from onboard.reference.build import NoReference, consumed_keys, find_class
 from onboard.reference.probe import probe
 from onboard.reference.roles import Unexplained
 from onboard.spec.kind import classify
-from onboard.spec.static import SIZES
+from onboard.spec.static import SIZES, fill_in
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -50,10 +50,23 @@ def measure(model_type: str, architecture: str) -> dict[str, Any] | None:
     found["declared"] = declared(config_class)
     if "real" in found:
         # Spellings of old files, which a default config does not hold.
-        old = {"sliding_window_pattern": 3, "rope_local_base_freq": 5000.0}
+        old = {"sliding_window_pattern": 3, "rope_local_base_freq": 5000.0, "n_embed": 96}
         consumed = consumed_keys(find_class(architecture, model_type), {"model_type": model_type, **old})
         found["real"]["fields"] = sorted({*found["real"]["fields"], *consumed})
+    if "real" in found and not reads_alike(found, model_type, architecture):
+        # `inspect` would show sizes that this class computes otherwise; `onboard new` measures the very model.
+        return {"unexplained": {"part": "inspect", "what": "its sizes cannot be read without its config class"}}
     return found
+
+
+def reads_alike(found: dict[str, Any], model_type: str, architecture: str) -> bool:
+    """Whether the defaults are read from an empty file as transformers' own config class reads them."""
+    if found["attention"]["num_key_value_heads"].isdigit():
+        return False  # of these defaults alone: another field decides it
+    bare = {"model_type": model_type, "architectures": [architecture]}
+    ours, theirs = fill_in(bare, found)["real"], found["real"]
+    names = (*SIZES, "layer_types", "sliding_window", "rope_parameters", "tie_word_embeddings")
+    return all(ours[name] == theirs[name] for name in names)
 
 
 def declared(config_class: type[transformers.PretrainedConfig]) -> dict[str, Any]:
@@ -82,6 +95,7 @@ def main() -> None:
         explained += "unexplained" not in found
         what = found.get("unexplained", {"part": "explained", "what": ""})
         print(f"{index}/{len(names)} {model_type}: {what['part']} {what['what'][:100]}", flush=True)
+        (TARGET / f"{model_type}.json").unlink(missing_ok=True)
         if "unexplained" not in found:
             text = json.dumps(found, indent=1, sort_keys=True)
             (TARGET / f"{model_type}.json").write_text(text + "\n", encoding="utf-8")

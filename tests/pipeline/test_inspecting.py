@@ -27,9 +27,13 @@ def test_the_json(example: str) -> None:
     assert keys <= set(payload)
     assert payload["kind"] == "dense"
     assert payload["evidence"]
-    assert set(payload["nearest"][0]) == {"architecture", "why"}
-    assert payload["spec"]["dimensions"]["hidden_size"]["provenance"] == "config.json: hidden_size"
     assert found.exit_status == 0
+    if not payload["spec"]:
+        # An architecture with a part that nothing explains has no measured spec, and that is said.
+        assert any(payload["architecture"] in warning for warning in payload["warnings"])
+        return
+    assert set(payload["nearest"][0]) == {"architecture", "why"}
+    assert payload["spec"]["dimensions"]["hidden_size"]["provenance"].startswith("config.json: ")
     assert all(len(row) == 4 and all(isinstance(cell, str) for cell in row) for row in found.rows)
     assert next(row[0] for row in found.rows) == "model"
 

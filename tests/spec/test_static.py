@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from onboard.errors import Unsupported
 from onboard.reference.build import NoReference, find_class, read_config
+from onboard.reference.meanings import size
 from onboard.spec.derive import derive
 from onboard.spec.keys import SIZES
 from onboard.spec.static import fill_in, known_names, measured_architecture, measured_types
@@ -106,14 +107,15 @@ def plain(value: Any) -> Any:
 def assert_same(raw: dict[str, Any]) -> None:
     ours, theirs = fill_in(raw, measured_architecture(raw["model_type"]))["real"], reading(raw)
     for name in FIELDS:
-        assert plain(ours[name]) == plain(getattr(theirs, name, None)), name
+        expected = size(theirs, name) if name in SIZES else getattr(theirs, name, None)
+        assert plain(ours[name]) == plain(expected), name
     for name, value in ours["values"].items():
         if name not in BOOKKEEPING:
             assert value == getattr(theirs, name, None), name
 
 
 def test_the_families_of_the_examples_are_measured() -> None:
-    expected = {"llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gemma3_text"}
+    expected = {"llama", "mistral", "qwen2", "qwen3", "smollm3", "olmo2", "phi3", "gemma3_text", "gpt2", "cohere"}
     assert expected <= set(measured_types())
     assert expected == {raw["model_type"] for name, raw in CONFIGS.items() if name.endswith("/config")}
 
@@ -206,9 +208,10 @@ def test_the_spec_is_the_one_that_new_measures(name: str, measured) -> None:
     first, second = dict(static.leaves()), dict(probed.leaves())
     assert first.keys() == second.keys()
     for path in first:
-        if path not in ("rope.parameters", "rope.served", "rope.partial"):
+        # Of two expressions that are equal in the defaults, another model may tell which it is.
+        if path not in ("rope.parameters", "rope.served", "rope.partial", "attention.head_dim"):
             assert first[path] == second[path], path
-    assert plain(first["rope.parameters"]) == plain(second["rope.parameters"])
+    assert plain(first.get("rope.parameters")) == plain(second.get("rope.parameters"))
 
 
 WRONG = [

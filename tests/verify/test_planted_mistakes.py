@@ -18,6 +18,15 @@ LLAMA, PHI3, GEMMA3, SMOLLM3, QWEN3 = "llama-3.2-1b", "phi-3-mini-4k", "gemma-3-
 OLMO2, MISTRAL, QWEN2 = "olmo-2-7b", "mistral-7b-v0.1", "qwen2.5-0.5b"
 EXCHANGED = '.replace("gate_proj", "x").replace("up_proj", "gate_proj").replace("x", "up_proj")'
 
+GATE_AND_UP = (
+    '("model.layers.{layer}.mlp.gate_proj.weight", "model.layers.{layer}.mlp.up_proj.weight")',
+    '("model.layers.{layer}.mlp.up_proj.weight", "model.layers.{layer}.mlp.gate_proj.weight")',
+)
+K_AND_V = tuple(
+    f'self_attn.{first}.weight",\n            "model.layers.{{layer}}.self_attn.{second}.weight",'
+    for first, second in (("k_proj", "v_proj"), ("v_proj", "k_proj"))
+)
+
 
 class Quiet:
     def start(self, label: str, total: int | None = None) -> None:
@@ -49,14 +58,14 @@ MISTAKES = {
     ),
     "gate and up exchanged in the fused projection": (
         PHI3,
-        "model.py",
-        [("self.act_fn(gate) * up", "self.act_fn(up) * gate")],
+        "state_dict_adapter.py",
+        [GATE_AND_UP],
         f"{LAYERS}::test_hidden_states_of_every_layer",
     ),
     "k and v exchanged in the fused projection": (
         PHI3,
-        "model.py",
-        [("query, key, value = self.qkv_proj", "query, value, key = self.qkv_proj")],
+        "state_dict_adapter.py",
+        [K_AND_V],
         f"{PARITY}::test_fp32_logits_at_every_position",
     ),
     "a norm dropped": (
@@ -290,8 +299,7 @@ def test_mutants_that_no_comparison_notices_are_counted(
 
 def test_the_command_says_so(written, tmp_path: Path) -> None:
     """`onboard verify --json` as a user runs it: exit 1, the mistake named, and JSON alone on stdout."""
-    edits = [("self.act_fn(gate) * up", "self.act_fn(up) * gate")]
-    project = damaged(written(PHI3), tmp_path / "project", "model.py", *edits)
+    project = damaged(written(PHI3), tmp_path / "project", "state_dict_adapter.py", GATE_AND_UP)
     for file in ("test_registration", "test_training", "test_packing", "test_state_dict_adapter", "test_forward"):
         (project / "tests" / f"{file}.py").unlink()
     done = subprocess.run(
@@ -307,4 +315,4 @@ def test_the_command_says_so(written, tmp_path: Path) -> None:
     assert payload["tests"]["failed"] >= 2
     assert any("test_hidden_states_of_every_layer" in failure for failure in payload["tests"]["failures"])
     assert payload["parity"]["max_abs_logit_diff"] > 1e-2
-    assert any("model.py" in warning for warning in payload["warnings"])
+    assert any("state_dict_adapter.py" in warning for warning in payload["warnings"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from onboard.errors import Unsupported
-from onboard.spec.keys import SIZES
+from onboard.spec.keys import ALIASES, SIZES
 
 FOLDER = Path(__file__).parent / "measured"
 # Sizes that a config class computes from others where they are not given.
@@ -57,7 +57,8 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
     renamed = default.get("attribute_map", {})
     for name in SIZES:
         # Other spellings than the class's own would be ignored by the reference too.
-        value = raw.get(renamed.get(name, name), raw.get(name, declared.get(name)))
+        read = (renamed.get(name, name), name, *(key for key in ALIASES.get(name, ()) if key in default["fields"]))
+        value = next((raw[key] for key in read if raw.get(key) is not None), declared.get(name))
         real[name] = value if _is_int(value) else None if name in _DERIVED else default[name]
     if real["num_key_value_heads"] is None and default["num_key_value_heads"] is not None:
         real["num_key_value_heads"] = real["num_attention_heads"]
