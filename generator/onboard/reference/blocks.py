@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +38,11 @@ class Branches:
 
 
 def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: int) -> Branches:
-    """Sort what was recorded of a layer."""
+    """Sort what was recorded of a layer.
+
+    Raises:
+        Unexplained: the layer has no such branches.
+    """
     layer = roles.layer(index)
     x = recording[layer].x
     linears = [
@@ -46,6 +51,14 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
         if path.startswith(f"{layer}.{roles.attention}.") and isinstance(model.get_submodule(path), LINEAR)
     ]
     mlp = [f"{layer}.{name}" for name in roles.mlp_linears]
+    if not linears or any(path not in recording for path in mlp):
+        what = f"{roles.attention} and {', '.join(roles.mlp_linears)}"
+        raise Unexplained("block", f"{layer} is not built as the first layer, of {what}")
+    ends = (recording[linears[0]].x, recording[linears[-1]].output, recording[mlp[0]].x, recording[mlp[-1]].output)
+    if any(end.numel() != x.numel() for end in ends):
+        shapes = ", ".join(str(tuple(end.shape)) for end in ends)
+        raise Unexplained("block", f"the branches of {layer} take and give {shapes}, the layer {tuple(x.shape)}")
+    attention_in, attention_out, mlp_in, mlp_out = (end.reshape(x.shape) for end in ends)
     norms = {
         path.removeprefix(f"{layer}."): (call.x, call.output)
         for path, call in recording.items()
@@ -58,10 +71,10 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
     return Branches(
         x=x,
         y=recording[layer].output,
-        attention_in=recording[linears[0]].x.reshape(x.shape),
-        attention_out=recording[linears[-1]].output.reshape(x.shape),
-        mlp_in=recording[mlp[0]].x.reshape(x.shape),
-        mlp_out=recording[mlp[-1]].output.reshape(x.shape),
+        attention_in=attention_in,
+        attention_out=attention_out,
+        mlp_in=mlp_in,
+        mlp_out=mlp_out,
         norms={name: (a.reshape(x.shape), b.reshape(x.shape)) for name, (a, b) in norms.items()},
     )
 
@@ -97,10 +110,17 @@ def explain_block(layer: Branches, path: str, config: PretrainedConfig) -> dict[
         Unexplained: no order fits, or a norm stands at no known place.
     """
     nearest: list[tuple[float, str]] = []
+    unplaced: list[tuple[int, str]] = []
     for multiplier, value in multipliers(config).items():
         for parallel, late in ((False, False), (False, True), (True, False)):
             places = _places(layer, value, parallel, late)
-            if sorted(name for name in places.values() if name) != sorted(layer.norms):
+            order = "parallel" if parallel else "sequential, late norms" if late else "sequential"
+            missing = Counter(layer.norms.keys()) - Counter(name for name in places.values() if name)
+            again = Counter(name for name in places.values() if name) - Counter(layer.norms.keys())
+            if missing or again:
+                at = [f"{name} is at no place" for name in missing] + [f"{name} is at several" for name in again]
+                text = f"{order}, branches times {multiplier}: {', '.join(at)}"
+                unplaced.append((len(at), text))
                 continue
             difference, miss = _check(layer, places, value, parallel, late)
             if difference is not None:
@@ -113,10 +133,10 @@ def explain_block(layer: Branches, path: str, config: PretrainedConfig) -> dict[
                     "reference_norms": {place: name for place, name in places.items() if name},
                     "difference": difference,
                 }
-            order = "parallel" if parallel else "sequential, late norms" if late else "sequential"
             nearest.append((miss, f"{order}, branches times {multiplier}: {miss:.2g}"))
     if not nearest:
-        raise Unexplained("block", f"norms {sorted(layer.norms)} of {path} do not all stand at known places")
+        texts = tuple(text for _, text in sorted(unplaced)[:3])
+        raise Unexplained("block", f"norms {sorted(layer.norms)} of {path} do not all stand at known places", texts)
     raise Unexplained(
         "block", f"{path} is none of the orders that are known", tuple(text for _, text in sorted(nearest)[:3])
     )

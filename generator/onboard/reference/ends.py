@@ -145,31 +145,54 @@ def sinusoids(positions: torch.Tensor, dim: int, reaches_base: bool) -> torch.Te
 
 
 def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, recording: Recording) -> dict[str, Any]:
-    """Check that the logits are the head's output on the final norm, times a factor and capped where the config says.
+    """Find what makes the logits of the last hidden states: the head, a factor before or after it, a cap.
 
     Raises:
-        Unexplained: they are not.
+        Unexplained: no known factor and cap do.
     """
     head = recording[roles.head]
     last = roles.final_norm or roles.layer(len(model.get_submodule(roles.layers)) - 1)
-    if close(recording.last(last).output, head.x) is None:
-        raise Unexplained("head", "the head does not take the last hidden states")
-    numbers = {
-        name: float(value)
-        for name, value in vars(model.config).items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and value
-    }
-    scales: dict[str | None, float] = {None: 1.0}
-    for name, value in numbers.items():
-        if (("logit" in name or "head" in name) and "scal" in name) or name.endswith("lm_head_multiplier"):
-            scales |= {f"config.{name}": value, f"1 / config.{name}": 1 / value}
-    caps = {name: value for name, value in numbers.items() if "softcap" in name}
+    states = recording.last(last).output
     bias = getattr(model.get_output_embeddings(), "bias", None) is not None
-    for scale, factor in scales.items():
+    scales = _head_scales(model.config)
+    before = [scale for scale, factor in scales.items() if close(states * factor, head.x) is not None]
+    if not before or (bias and before[0]):
+        tried = tuple(f"times {scale or 1}" for scale in scales)
+        raise Unexplained("head", "the head does not take the last hidden states", tried)
+    caps = {name: value for name, value in _numbers(model.config).items() if is_cap(name)}
+    nearest: list[tuple[float, str]] = []
+    for scale, factor in ({before[0]: 1.0} if before[0] else scales).items():
         scaled = head.output * factor
         for key, cap in ({None: 0.0} | caps).items():
-            difference = close(cap * torch.tanh(scaled / cap) if key else scaled, logits)
+            capped = cap * torch.tanh(scaled / cap) if key else scaled
+            difference = close(capped, logits)
             if difference is not None:
                 return {"bias": bias, "scale": scale, "softcap_key": key, "difference": difference}
-    tried = (*map(str, scales), *(f"cap {key}" for key in caps))
-    raise Unexplained("head", "the logits are not the head's output", tried)
+            if capped.shape == logits.shape:
+                miss = (capped - logits).abs().max().item()
+                nearest.append((miss, f"times {scale or 1}{f', cap {key}' if key else ''}: {miss:.2g}"))
+    raise Unexplained("head", "the logits are not the head's output", tuple(text for _, text in sorted(nearest)[:3]))
+
+
+def is_cap(name: str) -> bool:
+    """Whether a config field may hold a cap ``cap * tanh(logits / cap)``."""
+    return "softcap" in name.replace("_", "")
+
+
+def _numbers(config: PretrainedConfig) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in vars(config).items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value
+    }
+
+
+def _head_scales(config: PretrainedConfig) -> dict[str | None, float]:
+    """Python expression to factor on the logits, or on the hidden states that the head takes (muP: a base width)."""
+    scales: dict[str | None, float] = {None: 1.0}
+    for name, value in _numbers(config).items():
+        if (("logit" in name or "head" in name) and "scal" in name) or name.endswith("lm_head_multiplier"):
+            scales |= {f"config.{name}": value, f"1 / config.{name}": 1 / value}
+        elif "base" in name and ("dim" in name or "width" in name):
+            scales[f"config.{name} / config.hidden_size"] = value / config.hidden_size
+    return scales

@@ -19,6 +19,8 @@ from onboard.reference.roles import Roles, Unexplained, is_norm
 
 # Of functions that are equal, the name to write down where no field of the config gives one.
 _PREFERRED = ("silu", "gelu", "gelu_pytorch_tanh", "relu", "relu2", "quick_gelu")
+_LARGE = 8.0
+"""Factor on the first projections' outputs that shows what a function does to large values: a clamp, a cap."""
 
 
 @torch.no_grad()
@@ -45,6 +47,8 @@ def explain_mlps(
         raise Unexplained("mlp", "layers differ in their MLPs")
     mlp = {**found[0], "difference": max(one["difference"] for one in found)}
     modules = mlp.pop("modules")
+    size = size_expression(model.config, mlp.pop("width"))
+    mlp = {"gated": mlp["gated"], "intermediate_size": size, **mlp}
     key = mlp["activation_key"]
     if key and not _reads_activation(cls, fields, key, input_ids):
         mlp["activation_key"] = None
@@ -52,7 +56,10 @@ def explain_mlps(
 
 
 def explain_mlp(model: PreTrainedModel, roles: Roles, recording: Recording, index: int) -> dict[str, Any]:
-    """Find the formula that reproduces one MLP, at what its last projection takes.
+    """Find the formula that reproduces one MLP, at what its last projection takes: of values as they are, and large.
+
+    Returns:
+        ``mlp`` of the measurement with its ``modules``, and its ``width`` in place of the expression of it.
 
     Raises:
         Unexplained: none or several candidates fit.
@@ -66,22 +73,26 @@ def explain_mlp(model: PreTrainedModel, roles: Roles, recording: Recording, inde
     target, inner = _inner_norm(model, roles, recording, layer, recording[down].x)
     width = target.shape[-1]
     config = model.config
+    as_is = {path: recording[path].output for path in ins}
+    large, large_target = _large(model, recording, layer, ins, inner or down)
     fits: list[dict[str, Any]] = []
     nearest: list[tuple[float, str]] = []
-    for parts, gate, up in _gates(ins, recording, width):
+    for (parts, *states), (_, *large_states) in zip(_gates(as_is, width), _gates(large, width), strict=True):
         for name, key, act in activations(config, model.get_submodule(layer)):
-            hidden = act(gate) if up is None else act(gate) * up
-            difference = close(hidden, target.reshape(hidden.shape))
-            if difference is None:
-                miss = (hidden - target.reshape(hidden.shape)).abs().max().item()
-                nearest.append((miss, f"{'plain' if up is None else 'gated'} {name}: {miss:.2g}"))
+            pairs = ((_mixed(act, *states), target), (_mixed(act, *large_states), large_target))
+            differences = [close(mine, theirs.reshape(mine.shape)) for mine, theirs in pairs]
+            if any(difference is None for difference in differences):
+                misses = [(mine - theirs.reshape(mine.shape)).abs().max().item() for mine, theirs in pairs]
+                kind = "plain" if states[1] is None else "gated"
+                nearest.append((misses[0], f"{kind} {name}: {misses[0]:.2g}, of large values {misses[1]:.2g}"))
                 continue
+            difference = max(difference for difference in differences if difference is not None)
             fits.append({"parts": parts, "activation": name, "activation_key": key, "difference": difference})
     if not fits:
         raise Unexplained(
             "mlp", f"no candidate reproduces the MLP of {layer}", tuple(text for _, text in sorted(nearest)[:3])
         )
-    fit = _choose(fits, nearest)
+    fit = _choose(fits)
     biases = {path: getattr(module, "bias", None) is not None for path, module in linears.items()}
     if len({biases[path] for path in ins}) > 1:
         raise Unexplained("mlp", f"of gate and up one has a bias: {biases}")
@@ -103,7 +114,7 @@ def explain_mlp(model: PreTrainedModel, roles: Roles, recording: Recording, inde
     gated = any("gate_proj" in name for entry in modules for name in entry["native"])
     return {
         "gated": gated,
-        "intermediate_size": size_expression(config, width),
+        "width": width,
         "biases": {"up": biases[ins[0]], "down": biases[down]},
         **fit,
         "activation_parameters": own is not None,
@@ -116,11 +127,39 @@ def _module(reference: str, native: list[str], module: nn.Module) -> dict[str, A
     return {"reference": reference, "native": native, "transposed": isinstance(module, Conv1D), "groups": "1"}
 
 
+def _mixed(act: Callable[[torch.Tensor], torch.Tensor], gate: torch.Tensor, up: torch.Tensor | None) -> torch.Tensor:
+    return act(gate) if up is None else act(gate) * up
+
+
+def _large(
+    model: PreTrainedModel, recording: Recording, layer: str, ins: list[str], end: str
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """What the first projections give and what the module at the end takes, when the former is large."""
+    outputs: dict[str, torch.Tensor] = {}
+    taken: list[torch.Tensor] = []
+
+    def enlarge(path: str) -> Callable[..., torch.Tensor]:
+        def hook(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+            outputs[path] = _LARGE * output
+            return outputs[path].clone()
+
+        return hook
+
+    handles = [model.get_submodule(path).register_forward_hook(enlarge(path)) for path in ins]
+    handles.append(model.get_submodule(end).register_forward_pre_hook(lambda _, args: taken.append(args[0].clone())))
+    try:
+        model.get_submodule(layer)(**recording[layer].inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return outputs, taken[0]
+
+
 def _gates(
-    ins: list[str], recording: Recording, width: int
+    outputs: dict[str, torch.Tensor], width: int
 ) -> Iterator[tuple[dict[str, tuple[str, ...]], torch.Tensor, torch.Tensor | None]]:
     """Ways to read the projections: which parts each holds, what the activation takes, what it is multiplied with."""
-    outputs = {path: recording[path].output for path in ins}
+    ins = list(outputs)
     if len(ins) == 2 and all(output.shape[-1] == width for output in outputs.values()):
         for gate, up in (ins, ins[::-1]):
             yield {gate: ("gate_proj",), up: ("up_proj",)}, outputs[gate], outputs[up]
@@ -182,16 +221,15 @@ def _parametric(model: PreTrainedModel, layer: str, activation: str) -> str | No
     return None
 
 
-def _choose(fits: list[dict[str, Any]], nearest: list[tuple[float, str]]) -> dict[str, Any]:
+def _choose(fits: list[dict[str, Any]]) -> dict[str, Any]:
     """The first fit; the others must be the same function under another name."""
+    names = tuple(fit["activation"] for fit in fits)
     if len({str(fit["parts"]) for fit in fits}) > 1:
-        raise Unexplained(
-            "mlp", "gate and up are not told apart by the input", tuple(fit["activation"] for fit in fits)
-        )
+        raise Unexplained("mlp", "gate and up are not told apart by the input", names)
     x = torch.linspace(-6.0, 6.0, 601)
-    functions = [ACT2FN[fit["activation"]](x) for fit in fits if len(fits) > 1]
+    functions = [ACT2FN[name](x) for name in names if len(fits) > 1]
     if any(close(one, functions[0], 2e-5) is None for one in functions):
-        raise Unexplained("mlp", "several activations fit", tuple(fit["activation"] for fit in fits))
+        raise Unexplained("mlp", "several activations fit", names)
     return dict(fits[0])
 
 

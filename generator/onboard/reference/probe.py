@@ -44,7 +44,7 @@ from onboard.reference.build import (
 )
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.dropouts import explain_dropouts
-from onboard.reference.ends import explain_embedding, explain_head, pads, rounds_scale
+from onboard.reference.ends import explain_embedding, explain_head, is_cap, pads, rounds_scale
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
@@ -193,7 +193,7 @@ def _head(
 ) -> dict[str, Any]:
     """Try a cap on the logits where the config class has a field for one that this model leaves empty."""
     for name, value in fields.items():
-        if "logit_softcap" in name and value is None and found["softcap_key"] is None:
+        if is_cap(name) and "attn" not in name and value is None and found["softcap_key"] is None:
             model = build(cls, {**fields, name: 2.0})
             recording, logits = record(model, input_ids=input_ids)
             found = explain_head(model, logits, roles, recording)
