@@ -1,4 +1,4 @@
-"""The order of a layer, and what stands before the first and after the last: each alternative in a real model."""
+"""The order of a layer: each that is served in a planted and in a real model, and their near neighbours refused."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
+from onboard.reference.blocks import branches, explain_block, explain_blocks
 from onboard.reference.roles import Unexplained
 from torch import nn
 from transformers import PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from .toys import ids, tiny, whole
+from .toys import tiny, whole
 
 A, M = "input_layernorm", "post_attention_layernorm"
+PRE_MLP, POST_MLP = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+PLACES = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
 Layer = Callable[[Any, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, order: Layer) -> PreTrainedModel:
+def plant(monkeypatch: pytest.MonkeyPatch, order: Layer, **fields: Any) -> PreTrainedModel:
     """A Llama whose layers run in another order."""
 
     def forward(self: nn.Module, hidden_states: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -27,12 +29,12 @@ def plant(monkeypatch: pytest.MonkeyPatch, order: Layer) -> PreTrainedModel:
         return order(self, lambda x: self.self_attn(hidden_states=x, **kwargs)[0], hidden_states)
 
     monkeypatch.setattr(LlamaDecoderLayer, "forward", forward)
-    return tiny()
+    return tiny(**fields)
 
 
 def explain(model: PreTrainedModel, index: int = 1) -> dict[str, Any]:
     recording, _, roles = whole(model)
-    return explain_block(model.get_submodule(roles.layer(index)), index, roles, recording)
+    return explain_block(branches(model, roles, recording, index), roles.layer(index), model.config)
 
 
 def pre(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
@@ -55,41 +57,56 @@ def around_attention(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
     return h + s.mlp(h)
 
 
-@pytest.mark.parametrize(
-    ("order", "places"),
-    [
-        (pre, (A, None, M, None)),
-        (pre_by_the_other_names, (M, None, A, None)),
-        (post, (None, A, None, M)),
-        (around_attention, (A, M, None, None)),
-    ],
-)
-def test_orders(monkeypatch: pytest.MonkeyPatch, order: Layer, places: tuple[str | None, ...]) -> None:
-    found = explain(plant(monkeypatch, order))
-    names = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
-    assert tuple(found[name] for name in names) == places
-    assert found["difference"] < 1e-5
+def around_mlp(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = x + attend(x)
+    return h + s.post_attention_layernorm(s.mlp(s.input_layernorm(h)))
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "places"),
-    [
-        ("Olmo2ForCausalLM", {}, (None, M, None, "post_feedforward_layernorm")),
-        (
-            "Gemma3ForCausalLM",
-            {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 6},
-            (A, M, "pre_feedforward_layernorm", "post_feedforward_layernorm"),
-        ),
-    ],
-)
-def test_real_orders(name: str, fields: dict[str, Any], places: tuple[str | None, ...]) -> None:
-    found = explain(tiny(name, **fields))
-    names = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
-    assert tuple(found[name] for name in names) == places
+def norms_of_the_sums(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = s.input_layernorm(x + attend(x))
+    return s.post_attention_layernorm(h + s.mlp(h))
+
+
+def one_sum_is_normed(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = s.input_layernorm(x + attend(x))
+    return h + s.mlp(s.post_attention_layernorm(h))
 
 
 def parallel(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
     return x + attend(s.input_layernorm(x)) + s.mlp(s.post_attention_layernorm(x))
+
+
+def parallel_with_post_norms(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + s.input_layernorm(attend(x)) + s.post_attention_layernorm(s.mlp(x))
+
+
+@pytest.mark.parametrize(
+    ("order", "served", "places", "reference"),
+    [
+        (pre, (False, False), (A, None, M, None), (A, M)),
+        (pre_by_the_other_names, (False, False), (A, None, M, None), (M, A)),
+        (post, (False, False), (None, M, None, POST_MLP), (A, M)),
+        (around_attention, (False, False), (A, M, None, None), (A, M)),
+        (around_mlp, (False, False), (None, None, M, POST_MLP), (A, M)),
+        (norms_of_the_sums, (False, True), (None, M, None, POST_MLP), (A, M)),
+        (one_sum_is_normed, (False, True), (None, M, PRE_MLP, None), (A, M)),
+        (parallel, (True, False), (A, None, M, None), (A, M)),
+        (parallel_with_post_norms, (True, False), (None, M, None, POST_MLP), (A, M)),
+    ],
+)
+def test_orders(
+    monkeypatch: pytest.MonkeyPatch,
+    order: Layer,
+    served: tuple[bool, bool],
+    places: tuple[str | None, ...],
+    reference: tuple[str, ...],
+) -> None:
+    found = explain(plant(monkeypatch, order))
+    assert (found["parallel"], found["norm_after_residual"]) == served
+    assert tuple(found[name] for name in PLACES) == places
+    assert tuple(found["reference_norms"].values()) == reference
+    assert found["multiplier"] is None
+    assert found["difference"] < 1e-5
 
 
 def one_norm_for_both(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
@@ -97,14 +114,41 @@ def one_norm_for_both(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
     return x + attend(normed) + s.mlp(normed)
 
 
-def shared_norm(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
-    h = x + attend(s.input_layernorm(x))
-    return h + s.mlp(s.input_layernorm(h))
+def test_one_norm_for_both_branches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one never runs, and is at no place."""
+    found = explain(plant(monkeypatch, one_norm_for_both))
+    assert (found["parallel"], tuple(found[name] for name in PLACES)) == (True, (A, None, None, None))
 
 
 def scaled(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
-    h = x + 0.5 * attend(s.input_layernorm(x))
-    return h + 0.5 * s.mlp(s.post_attention_layernorm(h))
+    h = x + 0.22 * attend(s.input_layernorm(x))
+    return h + 0.22 * s.mlp(s.post_attention_layernorm(h))
+
+
+def scaled_parallel(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + 0.22 * attend(s.input_layernorm(x)) + 0.22 * s.mlp(s.post_attention_layernorm(x))
+
+
+def scaled_post(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = x + 0.22 * s.input_layernorm(attend(x))
+    return h + 0.22 * s.post_attention_layernorm(s.mlp(h))
+
+
+@pytest.mark.parametrize("order", [scaled, scaled_parallel, scaled_post])
+@pytest.mark.parametrize(
+    ("fields", "expression"),
+    [
+        ({"residual_multiplier": 0.22}, "config.residual_multiplier"),
+        ({"scale_depth": 0.22 * 3**0.5}, "config.scale_depth / config.num_hidden_layers**0.5"),
+    ],
+)
+def test_multipliers(monkeypatch: pytest.MonkeyPatch, order: Layer, fields: dict[str, float], expression: str) -> None:
+    assert explain(plant(monkeypatch, order, **fields))["multiplier"] == expression
+
+
+def shared_norm(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = x + attend(s.input_layernorm(x))
+    return h + s.mlp(s.input_layernorm(h))
 
 
 def scaled_mlp(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
@@ -128,9 +172,14 @@ def residual_from_the_start(s: Any, attend: Any, x: torch.Tensor) -> torch.Tenso
     return x + s.mlp(s.post_attention_layernorm(h))
 
 
-def norm_of_the_sum(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
-    h = s.input_layernorm(x + attend(x))
-    return s.post_attention_layernorm(h + s.mlp(h))
+def mlp_before_attention(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = x + s.mlp(s.input_layernorm(x))
+    return h + attend(s.post_attention_layernorm(h))
+
+
+def gated_residual(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = 0.9 * x + attend(s.input_layernorm(x))
+    return 0.9 * h + s.mlp(s.post_attention_layernorm(h))
 
 
 def last_is_changed(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
@@ -140,30 +189,40 @@ def last_is_changed(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "order",
     [
-        parallel,
-        one_norm_for_both,
         shared_norm,
-        scaled,
         scaled_mlp,
         no_residual,
         residual_of_the_norm,
         residual_from_the_start,
-        norm_of_the_sum,
+        mlp_before_attention,
+        gated_residual,
         last_is_changed,
     ],
 )
 def test_orders_that_are_not_served(monkeypatch: pytest.MonkeyPatch, order: Layer) -> None:
     with pytest.raises(Unexplained) as caught:
         explain(plant(monkeypatch, order))
-    assert caught.value.part in ("block", "norm")
+    assert caught.value.part == "block"
+    assert len(caught.value.nearest) >= 1
 
 
-@pytest.mark.parametrize("name", ["CohereForCausalLM", "PhiForCausalLM", "GPTNeoXForCausalLM", "GraniteForCausalLM"])
-def test_real_orders_that_are_not_served(name: str) -> None:
-    fields = {"residual_multiplier": 0.22} if name.startswith("Granite") else {"hidden_size": 64}
+def test_a_multiplier_on_one_branch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The field that holds the factor is there, but the formula has one for both."""
+    with pytest.raises(Unexplained, match="none of the orders") as caught:
+        explain(plant(monkeypatch, scaled_mlp, residual_multiplier=1.01))
+    assert caught.value.nearest[0].startswith("sequential, branches times 1.0: 0.")
+
+
+def test_a_multiplier_that_no_field_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Unexplained):
+        explain(plant(monkeypatch, scaled, initializer_range=0.22))
+
+
+def test_norms_at_no_place_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unexplained) as caught:
-        explain(tiny(name, **fields))
-    assert caught.value.part in ("block", "norm")
+        explain(plant(monkeypatch, mlp_before_attention))
+    assert "do not all stand at known places" in caught.value.what
+    assert any(f"{M} is at no place" in line for line in caught.value.nearest)
 
 
 def test_a_layer_that_differs() -> None:
@@ -171,7 +230,7 @@ def test_a_layer_that_differs() -> None:
     model = tiny()
     first = model.model.layers[0]
     assert explain(model, 2)["pre_attention_norm"] == A
-    first.forward = lambda hidden_states, **kwargs: scaled(  # type: ignore[method-assign]
+    first.forward = lambda hidden_states, **kwargs: scaled(
         first, lambda x: first.self_attn(hidden_states=x, **kwargs)[0], hidden_states
     )
     assert explain(model, 2)["pre_attention_norm"] == A
@@ -179,104 +238,35 @@ def test_a_layer_that_differs() -> None:
         explain(model, 0)
 
 
-def embedding(model: PreTrainedModel) -> dict[str, Any]:
-    recording, _, roles = whole(model)
-    return explain_embedding(model, ids(), roles, recording)
-
-
-def scale_inputs(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    original = LlamaModel.forward
-
-    def planted(self: Any, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-        return original(self, **{**kwargs, "inputs_embeds": change(self.embed_tokens(input_ids))})
-
-    monkeypatch.setattr(LlamaModel, "forward", planted)
-
-
-@pytest.mark.parametrize(
-    ("name", "fields", "expression"),
-    [
-        ("LlamaForCausalLM", {}, None),
-        ("GemmaForCausalLM", {}, "config.hidden_size**0.5"),
-        ("GraniteForCausalLM", {"embedding_multiplier": 12.0}, "config.embedding_multiplier"),
-        ("GraniteForCausalLM", {"embedding_multiplier": 1.0}, None),
-    ],
-)
-def test_scale_of_the_embedding(name: str, fields: dict[str, Any], expression: str | None) -> None:
-    assert embedding(tiny(name, **fields))["scale"] == expression
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda rows: rows * 6.0,
-        lambda rows: rows + 1,
-        lambda rows: nn.functional.normalize(rows, dim=-1),
-        lambda rows: rows.roll(1, 1),
-    ],
-    ids=["another constant", "an offset", "normalised", "shifted"],
-)
-def test_embeddings_that_are_not_served(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    scale_inputs(monkeypatch, change)
-    with pytest.raises(Unexplained) as caught:
-        embedding(tiny())
-    assert caught.value.part == "embedding"
-
-
-def head(model: PreTrainedModel) -> dict[str, Any]:
-    recording, logits, roles = whole(model)
-    return explain_head(model, logits, roles, recording)
-
-
-@pytest.mark.parametrize(("cap", "key"), [(None, None), (2.0, "final_logit_softcapping")], ids=["without", "with"])
-def test_cap_of_the_logits(cap: float | None, key: str | None) -> None:
-    found = head(tiny("Gemma3ForCausalLM", final_logit_softcapping=cap, layer_types=["full_attention"] * 3))
-    assert (found["softcap_key"], found["bias"]) == (key, False)
-
-
-def after_head(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> PreTrainedModel:
-    original = LlamaForCausalLM.forward
-
-    def planted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        out = original(self, *args, **kwargs)
-        out.logits = change(out.logits)
-        return out
-
-    monkeypatch.setattr(LlamaForCausalLM, "forward", planted)
-    return tiny()
-
-
-@pytest.mark.parametrize("change", [lambda x: x / 8, lambda x: 30 * torch.tanh(x / 30), lambda x: x + 1e-3])
-def test_logits_that_are_not_served(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
-    with pytest.raises(Unexplained) as caught:
-        head(after_head(monkeypatch, change))
-    assert caught.value.part == "head"
-
-
-def test_a_real_scale_of_the_logits() -> None:
-    with pytest.raises(Unexplained) as caught:
-        head(tiny("GraniteForCausalLM", logits_scaling=8.0))
-    assert caught.value.part == "head"
-
-
-def test_dropouts() -> None:
-    model = tiny("Phi3ForCausalLM", pad_token_id=0)
-    _, _, roles = whole(model)
-    found = explain_dropout(model.model.layers[0], roles, model.config)
-    assert found == {
-        "dropout_key": "resid_pdrop",
-        "attention_dropout": "resid_attn_dropout",
-        "mlp_dropout": "resid_mlp_dropout",
-    }
+def test_layers_of_two_orders() -> None:
     model = tiny()
-    _, _, roles = whole(model)
-    assert set(explain_dropout(model.model.layers[0], roles, model.config).values()) == {None}
+    last = model.model.layers[2]
+    last.forward = lambda hidden_states, **kwargs: post(
+        last, lambda x: last.self_attn(hidden_states=x, **kwargs)[0], hidden_states
+    )
+    recording, _, roles = whole(model)
+    with pytest.raises(Unexplained, match="layers differ"):
+        explain_blocks(model, roles, recording)
 
 
-def test_a_dropout_without_a_key() -> None:
-    model = tiny("Phi3ForCausalLM", pad_token_id=0)
-    _, _, roles = whole(model)
-    del model.config.resid_pdrop
+def test_a_layer_without_attention() -> None:
+    """Hybrids: the parts that the first layer has are not those of a later one."""
+    model = tiny()
+    layer = model.model.layers[1]
+    layer.forward = lambda hidden_states, **_: hidden_states + layer.mlp(layer.input_layernorm(hidden_states))
+    recording, _, roles = whole(model)
     with pytest.raises(Unexplained) as caught:
-        explain_dropout(model.model.layers[0], roles, model.config)
+        explain_blocks(model, roles, recording)
     assert caught.value.part == "block"
+    assert "model.layers.1" in caught.value.what
+
+
+def test_the_modules_of_a_whole_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = plant(monkeypatch, pre_by_the_other_names)
+    recording, _, roles = whole(model)
+    found = explain_blocks(model, roles, recording)
+    assert [(entry["reference"], entry["native"]) for entry in found["modules"]] == [
+        ("model.layers.{layer}.post_attention_layernorm", ["model.layers.{layer}.input_layernorm"]),
+        ("model.layers.{layer}.input_layernorm", ["model.layers.{layer}.post_attention_layernorm"]),
+    ]
+    assert "reference_norms" not in found["block"]

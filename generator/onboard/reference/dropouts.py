@@ -24,7 +24,7 @@ PLACES = ("embedding", "attention_weights", "attention_output", "mlp_activation"
 _DROPOUTS = (F.dropout, torch.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
 
 
-class Caught(TorchFunctionMode):  # type: ignore[misc] -- torch is not followed
+class Caught(TorchFunctionMode):  # type: ignore[misc]
     """Catches the dropouts that act: the probability and the input of each, whose output is then its input.
 
     Attributes:
@@ -119,8 +119,8 @@ def _caught(
         counts: Counter[str] = Counter()
         for given in (given for one, given in caught.calls if abs(one - probability) < 1e-6):
             counts.update(_places(given, layers))
-        expected = {place: 1 if place == "embedding" else depth for place in counts}
-        placed[key] = [place for place in PLACES if place in counts] if counts == expected else []
+        expected = {place: 1 if place == "embedding" else depth for place in PLACES if place in counts}
+        placed[key] = list(expected) if counts == expected else []
     return placed
 
 
