@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from onboard.reference.norms import explain_norms
+from onboard.reference.norms import explain_norms, settle_eps
 from onboard.reference.roles import Unexplained
 from torch import nn
+from transformers.models.llama import modeling_llama as llama
 
-from .toys import HIDDEN, config, tiny
+from .toys import HIDDEN, LLAMA, config, tiny
 
 
 class Norm(nn.Module):
@@ -175,3 +176,28 @@ def test_real_norms(name: str, fields: dict[str, Any], expected: tuple[Any, ...]
     modules = {"n": model.model.norm, "i": model.model.layers[1].input_layernorm}
     found = explain_norms(modules, model.config.hidden_size, model.config)
     assert tuple(found[key] for key in ("kind", "weight", "bias", "offset", "eps")) == expected
+
+
+def test_an_eps_that_follows_its_field() -> None:
+    assert settled({}) == "config.rms_norm_eps"
+
+
+def test_an_eps_that_only_happens_to_be_equal_to_a_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers' norms fix what the final norm reads: with another value of the field no formula holds for all."""
+    init = llama.LlamaDecoderLayer.__init__
+
+    def fixed(self: Any, config: Any, layer_idx: int) -> None:
+        init(self, config, layer_idx)
+        self.input_layernorm.variance_epsilon = 1e-5
+
+    monkeypatch.setattr(llama.LlamaDecoderLayer, "__init__", fixed)
+    assert settled({"rms_norm_eps": 1e-5}) == "1e-05"
+
+
+def settled(fields: dict[str, Any]) -> str:
+    fields = {**LLAMA, "rms_norm_eps": 1e-6, **fields}
+    model = tiny(**fields)
+    modules = {name: module for name, module in model.named_modules() if name.endswith("norm")}
+    assert len(modules) == 7
+    found = explain_norms(modules, HIDDEN, model.config)
+    return str(settle_eps(type(model), fields, found, modules, HIDDEN)["eps"])

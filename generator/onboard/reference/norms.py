@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.reference.build import build
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
 
@@ -75,6 +77,30 @@ def explain_norms(modules: dict[str, nn.Module], dim: int, config: PretrainedCon
     if len(fits) > 1:
         raise Unexplained("norm", "several candidates fit, the input does not tell them apart")
     return fits[0]
+
+
+@torch.no_grad()
+def settle_eps(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], norm: dict[str, Any], paths: Iterable[str], dim: int
+) -> dict[str, Any]:
+    """The formula of the norms, its eps a number where not all of them follow the field that happens to be equal to it.
+
+    Args:
+        cls: the reference's class.
+        fields: constructor arguments of the tiny config.
+        norm: what :func:`explain_norms` found.
+        paths: the norms in the model.
+        dim: width of those that have no weight.
+    """
+    key = norm["eps"].removeprefix("config.")
+    if key not in fields:
+        return norm
+    eps = 3 * fields[key]
+    model = build(cls, {**fields, key: eps})
+    modules = [model.get_submodule(path) for path in paths]
+    if any(_difference(module, dim, norm["kind"], norm["offset"], eps) is None for module in modules):
+        return {**norm, "eps": repr(fields[key])}
+    return norm
 
 
 def _difference(module: nn.Module, dim: int, kind: str, offset: float, eps: float) -> float | None:

@@ -48,7 +48,7 @@ from onboard.reference.ends import explain_embedding, explain_head, is_cap, pads
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mlps import explain_mlps
-from onboard.reference.norms import explain_norms
+from onboard.reference.norms import explain_norms, settle_eps
 from onboard.reference.record import record
 from onboard.reference.remote import BrokenCode, load_remote
 from onboard.reference.reuse import measure_reuse
@@ -102,6 +102,8 @@ def probe(
     norm = {"reference": roles.final_norm, "native": ["model.norm"], "transposed": False, "groups": "1"}
     parts = (embedding, blocks, attention, mlp)
     modules = [entry for part in parts for entry in part["modules"]] + [norm] * bool(roles.final_norm) + [head]
+    norms, width = _norms(model, modules), model.config.hidden_size
+    formula = settle_eps(cls, fields, explain_norms(norms, width, model.config), norms, width)
     dropouts = explain_dropouts(cls, fields, roles, blocks["block"], input_ids)
     return {
         "transformers": transformers.__version__,
@@ -114,7 +116,7 @@ def probe(
             name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
         },
         "modules": modules,
-        "norm": explain_norms(_norms(model, modules), model.config.hidden_size, model.config),
+        "norm": formula,
         "final_norm": roles.final_norm is not None,
         "mlp": mlp["mlp"],
         "attention": attention["attention"],

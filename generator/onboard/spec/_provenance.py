@@ -33,7 +33,7 @@ def provenance(spec: ArchSpec, raw: Mapping[str, Any], found: Mapping[str, Any])
         elif path == "rope.parameters":
             out[path] = _from_config("rope_parameters", raw, found)
         elif section == "dropouts" or leaf == "dropout_key":
-            out[path] = Provenance("measured", "in training, with that dropout alone at 1")
+            out[path] = Provenance("measured", "in training, by what each dropout is given")
         elif leaf.endswith(".key") or leaf.endswith("bias.present"):
             out[path] = Provenance("measured", "parameters that appear when the field is flipped")
         else:
