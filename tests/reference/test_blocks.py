@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from onboard.reference.blocks import explain_block, explain_dropout, explain_embedding, explain_head
+import transformers
+from onboard.reference.blocks import branches, explain_block
+from onboard.reference.build import build
+from onboard.reference.dropouts import explain_dropouts
+from onboard.reference.ends import explain_embedding, explain_head, pads, rounds_scale
 from onboard.reference.roles import Unexplained
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaForCausalLM, LlamaModel
 
-from .toys import ids, tiny, whole
+from .toys import LLAMA, ids, tiny, whole
 
 A, M = "input_layernorm", "post_attention_layernorm"
 Layer = Callable[[Any, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor]
@@ -32,7 +36,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, order: Layer) -> PreTrainedModel:
 
 def explain(model: PreTrainedModel, index: int = 1) -> dict[str, Any]:
     recording, _, roles = whole(model)
-    return explain_block(model.get_submodule(roles.layer(index)), index, roles, recording)
+    return explain_block(branches(model, roles, recording, index), roles.layer(index), model.config)
 
 
 def pre(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
@@ -55,24 +59,35 @@ def around_attention(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
     return h + s.mlp(h)
 
 
+PLACES = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
+
+
+def late(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
+    h = s.input_layernorm(x + attend(x))
+    return s.post_attention_layernorm(h + s.mlp(h))
+
+
 @pytest.mark.parametrize(
-    ("order", "places"),
+    ("order", "reference"),
     [
-        (pre, (A, None, M, None)),
-        (pre_by_the_other_names, (M, None, A, None)),
-        (post, (None, A, None, M)),
-        (around_attention, (A, M, None, None)),
+        (pre, {"pre_attention_norm": A, "pre_mlp_norm": M}),
+        (pre_by_the_other_names, {"pre_attention_norm": M, "pre_mlp_norm": A}),
+        (post, {"post_attention_norm": A, "post_mlp_norm": M}),
+        (around_attention, {"pre_attention_norm": A, "post_attention_norm": M}),
+        (late, {"post_attention_norm": A, "post_mlp_norm": M}),
     ],
 )
-def test_orders(monkeypatch: pytest.MonkeyPatch, order: Layer, places: tuple[str | None, ...]) -> None:
+def test_orders(monkeypatch: pytest.MonkeyPatch, order: Layer, reference: dict[str, str]) -> None:
     found = explain(plant(monkeypatch, order))
-    names = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
-    assert tuple(found[name] for name in names) == places
+    assert found["reference_norms"] == reference
+    assert {place for place in PLACES if found[place]} == set(reference)
+    assert (found["parallel"], found["norm_after_residual"]) == (False, order is late)
+    assert found["multiplier"] is None
     assert found["difference"] < 1e-5
 
 
 @pytest.mark.parametrize(
-    ("name", "fields", "places"),
+    ("name", "fields", "norms"),
     [
         ("Olmo2ForCausalLM", {}, (None, M, None, "post_feedforward_layernorm")),
         (
@@ -82,10 +97,9 @@ def test_orders(monkeypatch: pytest.MonkeyPatch, order: Layer, places: tuple[str
         ),
     ],
 )
-def test_real_orders(name: str, fields: dict[str, Any], places: tuple[str | None, ...]) -> None:
+def test_real_orders(name: str, fields: dict[str, Any], norms: tuple[str | None, ...]) -> None:
     found = explain(tiny(name, **fields))
-    names = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
-    assert tuple(found[name] for name in names) == places
+    assert tuple(found[name] for name in PLACES) == norms
 
 
 def parallel(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
@@ -128,27 +142,39 @@ def residual_from_the_start(s: Any, attend: Any, x: torch.Tensor) -> torch.Tenso
     return x + s.mlp(s.post_attention_layernorm(h))
 
 
-def norm_of_the_sum(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
-    h = s.input_layernorm(x + attend(x))
-    return s.post_attention_layernorm(h + s.mlp(h))
-
-
 def last_is_changed(s: Any, attend: Any, x: torch.Tensor) -> torch.Tensor:
     return pre(s, attend, x) * 1.001
+
+
+@pytest.mark.parametrize("order", [parallel, one_norm_for_both])
+def test_branches_side_by_side(monkeypatch: pytest.MonkeyPatch, order: Layer) -> None:
+    found = explain(plant(monkeypatch, order))
+    assert found["parallel"]
+    assert found["pre_attention_norm"] == A
+    assert found["pre_mlp_norm"] == (M if order is parallel else None)
+
+
+def test_multipliers_are_read_from_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LlamaConfig, "residual_multiplier", 0.5, raising=False)
+    model = plant(monkeypatch, scaled)
+    with pytest.raises(Unexplained):
+        explain(model)
+    model.config.residual_multiplier = 0.5
+    assert explain(model)["multiplier"] == "config.residual_multiplier"
+    model.config.residual_multiplier = 0.4
+    model.config.scale_depth = 0.5 * model.config.num_hidden_layers**0.5
+    assert explain(model)["multiplier"] == "config.scale_depth / config.num_hidden_layers**0.5"
 
 
 @pytest.mark.parametrize(
     "order",
     [
-        parallel,
-        one_norm_for_both,
         shared_norm,
         scaled,
         scaled_mlp,
         no_residual,
         residual_of_the_norm,
         residual_from_the_start,
-        norm_of_the_sum,
         last_is_changed,
     ],
 )
@@ -158,12 +184,18 @@ def test_orders_that_are_not_served(monkeypatch: pytest.MonkeyPatch, order: Laye
     assert caught.value.part in ("block", "norm")
 
 
-@pytest.mark.parametrize("name", ["CohereForCausalLM", "PhiForCausalLM", "GPTNeoXForCausalLM", "GraniteForCausalLM"])
-def test_real_orders_that_are_not_served(name: str) -> None:
-    fields = {"residual_multiplier": 0.22} if name.startswith("Granite") else {"hidden_size": 64}
-    with pytest.raises(Unexplained) as caught:
-        explain(tiny(name, **fields))
-    assert caught.value.part in ("block", "norm")
+@pytest.mark.parametrize(
+    ("name", "fields", "is_parallel", "multiplier"),
+    [
+        ("CohereForCausalLM", {"hidden_size": 64}, True, None),
+        ("PhiForCausalLM", {"hidden_size": 64}, True, None),
+        ("GPTNeoXForCausalLM", {"hidden_size": 64}, True, None),
+        ("GraniteForCausalLM", {"residual_multiplier": 0.22}, False, "config.residual_multiplier"),
+    ],
+)
+def test_other_real_orders(name: str, fields: dict[str, Any], is_parallel: bool, multiplier: str | None) -> None:
+    found = explain(tiny(name, **fields))
+    assert (found["parallel"], found["multiplier"]) == (is_parallel, multiplier)
 
 
 def test_a_layer_that_differs() -> None:
@@ -181,7 +213,8 @@ def test_a_layer_that_differs() -> None:
 
 def embedding(model: PreTrainedModel) -> dict[str, Any]:
     recording, _, roles = whole(model)
-    return explain_embedding(model, ids(), roles, recording)
+    found: dict[str, Any] = explain_embedding(model, ids(), roles, recording)["embedding"]
+    return found
 
 
 def scale_inputs(monkeypatch: pytest.MonkeyPatch, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -253,30 +286,144 @@ def test_logits_that_are_not_served(monkeypatch: pytest.MonkeyPatch, change: Any
     assert caught.value.part == "head"
 
 
-def test_a_real_scale_of_the_logits() -> None:
-    with pytest.raises(Unexplained) as caught:
-        head(tiny("GraniteForCausalLM", logits_scaling=8.0))
-    assert caught.value.part == "head"
+@pytest.mark.parametrize(
+    ("name", "fields", "scale"),
+    [
+        ("GraniteForCausalLM", {"logits_scaling": 8.0}, "1 / config.logits_scaling"),
+        ("CohereForCausalLM", {"hidden_size": 64, "logit_scale": 0.25}, "config.logit_scale"),
+        ("LlamaForCausalLM", {}, None),
+    ],
+)
+def test_factors_of_the_logits(name: str, fields: dict[str, Any], scale: str | None) -> None:
+    assert head(tiny(name, **fields))["scale"] == scale
 
 
-def test_dropouts() -> None:
-    model = tiny("Phi3ForCausalLM", pad_token_id=0)
+def test_a_bias_of_the_head() -> None:
+    assert head(tiny("PhiForCausalLM", hidden_size=64))["bias"] is True
+
+
+GPT2 = {"n_embd": 40, "n_layer": 3, "n_head": 4, "vocab_size": 151, "n_positions": 64}
+
+
+def gpt(name: str, **fields: Any) -> PreTrainedModel:
+    return build(getattr(transformers, name), fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "kind", "offset"),
+    [
+        ("GPT2LMHeadModel", GPT2, "learned", 0),
+        (
+            "OPTForCausalLM",
+            {
+                "hidden_size": 40,
+                "word_embed_proj_dim": 40,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "ffn_dim": 72,
+                "vocab_size": 151,
+                "max_position_embeddings": 64,
+            },
+            "learned",
+            2,
+        ),
+        (
+            "XGLMForCausalLM",
+            {
+                "d_model": 40,
+                "num_layers": 3,
+                "attention_heads": 4,
+                "ffn_dim": 72,
+                "vocab_size": 151,
+                "max_position_embeddings": 64,
+            },
+            "sinusoidal",
+            2,
+        ),
+    ],
+)
+def test_absolute_positions(name: str, fields: dict[str, Any], kind: str, offset: int) -> None:
+    positions = embedding(gpt(name, **fields))["positions"]
+    assert (positions["kind"], positions["offset"]) == (kind, offset)
+    assert embedding(tiny())["positions"] is None
+
+
+def test_a_norm_of_the_embeddings() -> None:
+    bloom = gpt("BloomForCausalLM", hidden_size=40, n_layer=3, n_head=4, vocab_size=151)
+    assert embedding(bloom)["norm"] is True
+    assert embedding(tiny())["norm"] is False
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "on_inputs", "rounded"),
+    [
+        ("GemmaForCausalLM", {}, False, True),
+        ("GraniteForCausalLM", {"embedding_multiplier": 12.3}, True, False),
+        ("LlamaForCausalLM", {}, False, False),
+    ],
+)
+def test_where_and_how_a_scale_acts(name: str, fields: dict[str, Any], on_inputs: bool, rounded: bool) -> None:
+    model = tiny(name, **fields)
     _, _, roles = whole(model)
-    found = explain_dropout(model.model.layers[0], roles, model.config)
-    assert found == {
-        "dropout_key": "resid_pdrop",
-        "attention_dropout": "resid_attn_dropout",
-        "mlp_dropout": "resid_mlp_dropout",
-    }
-    model = tiny()
-    _, _, roles = whole(model)
-    assert set(explain_dropout(model.model.layers[0], roles, model.config).values()) == {None}
+    found = embedding(model)
+    assert found["scales_inputs"] is on_inputs
+    assert rounds_scale(type(model), {**LLAMA, **fields}, found, roles, ids()) is rounded
 
 
-def test_a_dropout_without_a_key() -> None:
-    model = tiny("Phi3ForCausalLM", pad_token_id=0)
+def test_a_padding_row() -> None:
+    assert pads(transformers.LlamaForCausalLM, LLAMA) is True
+    assert pads(transformers.GPT2LMHeadModel, GPT2) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "expected"),
+    [
+        (
+            "GPT2LMHeadModel",
+            GPT2,
+            {
+                "embedding": "embd_pdrop",
+                "attention_weights": "attn_pdrop",
+                "attention_output": "resid_pdrop",
+                "mlp_activation": None,
+                "mlp_output": "resid_pdrop",
+            },
+        ),
+        (
+            "LlamaForCausalLM",
+            LLAMA,
+            {
+                "embedding": None,
+                "attention_weights": "attention_dropout",
+                "attention_output": None,
+                "mlp_activation": None,
+                "mlp_output": None,
+            },
+        ),
+        (
+            "OPTForCausalLM",
+            {
+                "hidden_size": 40,
+                "word_embed_proj_dim": 40,
+                "num_hidden_layers": 3,
+                "num_attention_heads": 4,
+                "ffn_dim": 72,
+                "vocab_size": 151,
+                "max_position_embeddings": 64,
+            },
+            {
+                "embedding": None,
+                "attention_weights": "attention_dropout",
+                "attention_output": "dropout",
+                "mlp_activation": None,
+                "mlp_output": "dropout",
+            },
+        ),
+    ],
+)
+def test_each_dropout_is_at_its_place(name: str, fields: dict[str, Any], expected: dict[str, str | None]) -> None:
+    model = gpt(name, **fields)
     _, _, roles = whole(model)
-    del model.config.resid_pdrop
-    with pytest.raises(Unexplained) as caught:
-        explain_dropout(model.model.layers[0], roles, model.config)
-    assert caught.value.part == "block"
+    # The probe's tiny config names every field of the class.
+    named = {**fields, **{key: 0.1 for key in expected.values() if key}}
+    assert explain_dropouts(type(model), named, roles, explain(model), ids()) == expected
