@@ -68,6 +68,7 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
     if real["head_dim"] is None and default["head_dim"] is not None:
         real["head_dim"] = real["hidden_size"] // max(1, real["num_attention_heads"])
     values = {**default["values"], **{key: raw[key] for key in default["values"] if key in raw}}
+    values |= {own: raw[key] for key, own in renamed.items() if key in raw and own in values}
     real["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings", default["tie_word_embeddings"]))
     real["sliding_window"] = _window(raw, values, default, declared)
     real["layer_types"] = _layer_types(raw, values, real, default)
