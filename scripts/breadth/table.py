@@ -83,7 +83,9 @@ def _result(record: Record) -> str:
         skipped = f", {tests.get('skipped')} skipped" if tests.get("skipped") else ""
         counts = f"{tests.get('passed')}{skipped}"
         if passed(record):
-            return f"{PASSED} ({counts})"
+            # Proven against another class: that the model computes the same is inferred, and listed.
+            open_points = len((record.answer or {}).get("unproven") or ())
+            return f"{PASSED} ({counts})" + (f", {open_points} points unproven" if open_points else "")
         if tests.get("failed"):
             first = (tests.get("failures") or ["no name"])[0]
             return f"{tests['failed']} failed, {counts} passed; first: {first}"

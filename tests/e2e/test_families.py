@@ -25,7 +25,6 @@ FAMILIES = {
     "gpt2, with transposed and fused projections": "gpt2",
     "falcon, with attention and MLP in parallel": "falcon-40b",
     "cohere, with scaled logits and neighbouring dimensions rotated": "command-r",
-    "bamba, a hybrid whose decoder is reused": "bamba-9b",
 }
 
 ASK_THE_PACKAGE = """

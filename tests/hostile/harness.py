@@ -140,14 +140,19 @@ class Quiet:
 
 
 def ask_here(
-    config: Mapping[str, Any], architecture: str, model_type: str | None, style: str, problem: Any = None
+    config: Mapping[str, Any],
+    architecture: str,
+    model_type: str | None,
+    style: str = "native",
+    problem: Any = None,
+    code: Any = None,
 ) -> dict[str, Any]:
     """:func:`onboard.reference.ask.ask_reference` in this process: the same probe and the same answers, 5 s sooner."""
     from onboard.reference.ask import understand
     from onboard.reference.probe import answer
 
     request = {"architecture": architecture, "model_type": model_type, "config": config, "style": style}
-    request = json.loads(json.dumps({**request, "problem": problem}))
+    request = json.loads(json.dumps({**request, "problem": problem, "code": code}))
     return understand(json.loads(answer(request)), architecture)
 
 

@@ -12,7 +12,7 @@ from onboard.reference.ends import explain_embedding, explain_head, pads, rounds
 from onboard.reference.record import record
 from onboard.reference.roles import Unexplained
 from torch import nn
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import GPT2LMHeadModel, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaModel
 
 from .toys import HIDDEN, LLAMA, SEQUENCE, ids, tiny, whole
@@ -207,7 +207,8 @@ def test_a_scale_that_is_not_rounded() -> None:
 
 
 def test_a_row_of_padding() -> None:
-    assert pads(LlamaForCausalLM, LLAMA)
+    assert pads(LlamaForCausalLM, LLAMA) is True
+    assert pads(GPT2LMHeadModel, {"n_embd": 40, "n_layer": 3, "n_head": 4, "vocab_size": 151}) is False
 
 
 def head(model: PreTrainedModel) -> dict[str, Any]:

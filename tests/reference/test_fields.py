@@ -58,7 +58,7 @@ def test_a_soft_cap(value: float | None) -> None:
 )
 def test_multipliers(key: str) -> None:
     found = live("GraniteForCausalLM", **{key: 1.0})
-    assert found[key] == {"effect": "logits", "added": [], "removed": []}
+    assert found[key] == {"effect": "logits", "added": [], "removed": [], "other": 1.5}
 
 
 def test_dropouts_act_in_training_only() -> None:

@@ -60,6 +60,16 @@ class SubNorm(Gated):
         self.norm = norm
 
 
+class Residual(Fused):
+    """Bloom's: it adds the residual itself."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.functional.silu, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + x
+
+
 def conv(inside: int, outside: int) -> nn.Module:
     return Conv1D(outside, inside)
 
@@ -140,6 +150,10 @@ def test_plain(linear: Callable[..., nn.Module]) -> None:
     assert found["biases"] == {"up": True, "down": True}
 
 
+def test_one_that_adds_the_residual_itself() -> None:
+    assert natives(explain(Residual)) == {"wi": ["up_proj"], "wo": ["down_proj"]}
+
+
 def test_a_sequential() -> None:
     found = explain(lambda: nn.Sequential(nn.Linear(HIDDEN, WIDTH), nn.ReLU(), nn.Linear(WIDTH, HIDDEN, bias=False)))
     assert natives(found) == {"0": ["up_proj"], "2": ["down_proj"]}
@@ -204,13 +218,25 @@ def test_an_inner_norm(norm: Make, kind: str, bias: bool) -> None:
         lambda: Gated(lambda gate, up: 0.5 * silu(gate, up)),
         lambda: Gated(lambda gate, up: silu(1.702 * gate, up)),
         lambda: Gated(lambda gate, up: silu(gate, up).roll(1, -1)),
+        lambda: Gated(lambda gate, up: gate.exp() * up),
         lambda: Gated(lambda gate, up: nn.functional.silu(gate) + up),
         lambda: Fused(lambda hidden: silu(hidden[..., ::2], hidden[..., 1::2])),
         lambda: Fused(lambda hidden: nn.functional.silu(hidden).roll(1, -1), 1),
         lambda: Fused(lambda hidden: silu(*hidden.chunk(3, dim=-1)[:2]), 3),
         lambda: nn.Sequential(*(nn.Linear(HIDDEN, HIDDEN) for _ in range(3))),
     ],
-    ids=["up + 1", "scaled", "slope", "rolled", "sum", "interleaved", "plain, rolled", "of three", "three steps"],
+    ids=[
+        "up + 1",
+        "scaled",
+        "slope",
+        "rolled",
+        "another function",
+        "sum",
+        "interleaved",
+        "plain, rolled",
+        "of three",
+        "three steps",
+    ],
 )
 def test_other_formulas(make: Make) -> None:
     with pytest.raises(Unexplained) as caught:

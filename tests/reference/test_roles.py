@@ -96,6 +96,11 @@ def test_a_final_norm_is_no_identity() -> None:
     assert whole(model)[2].final_norm is None
 
 
+def test_a_final_norm_without_a_weight_that_was_called_before() -> None:
+    """NanoChat's: the same norm stands behind the embedding."""
+    assert whole(tiny("NanoChatForCausalLM"))[2].final_norm == "model.norm"
+
+
 def test_two_modules_at_the_end() -> None:
     """A second norm of the last hidden states: which one the head takes is no guess."""
     model = tiny()
@@ -179,6 +184,7 @@ def test_no_list_of_that_depth() -> None:
     [
         (nn.RMSNorm(8), True),
         (nn.LayerNorm(8), True),
+        (nn.LayerNorm(8, elementwise_affine=False), False),
         (nn.Linear(8, 8), False),
         (nn.Identity(), False),
         (nn.Sequential(nn.RMSNorm(8)), False),
@@ -208,8 +214,10 @@ class Weightless(nn.Module):
         (lambda x: nn.functional.rms_norm(x, x.shape[-1:]).roll(1, -1), False),
         (lambda x: 2 * nn.functional.rms_norm(x, x.shape[-1:]), False),
         (torch.tanh, False),
+        (nn.functional.silu, False),
+        (lambda x: x.softmax(-1), False),
     ],
-    ids=["layer norm", "rms norm", "identity", "l2 norm", "ones", "rolled", "doubled", "tanh"],
+    ids=["layer norm", "rms norm", "identity", "l2 norm", "ones", "rolled", "doubled", "tanh", "silu", "softmax"],
 )
 def test_what_a_norm_without_a_weight_is(function: Callable[[torch.Tensor], torch.Tensor], expected: bool) -> None:
     """Only what it does tells it from an activation."""

@@ -18,6 +18,7 @@ PAGE = "# Head\n<!-- begin: scripts/sweep.py -->\nold\n<!-- end: scripts/sweep.p
     [
         (GOOD, True, "all tests passed (100)"),
         (record("a", proven("native", skipped=2)), True, "all tests passed (100, 2 skipped)"),
+        (record("a", proven("native") | {"unproven": [{}] * 5}), True, "all tests passed (100), 5 points unproven"),
         (
             record("a", proven("native", failed=2, failures=["t: m"]), exit=1),
             False,

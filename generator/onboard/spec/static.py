@@ -54,17 +54,21 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
     """
     default, declared = measured["real"], measured["declared"]
     real = dict(default)
-    renamed = default.get("attribute_map", {})
+    renamed, values_known = default.get("attribute_map", {}), default["values"]
     for name in SIZES:
         # Other spellings than the class's own would be ignored by the reference too.
-        read = (renamed.get(name, name), name, *(key for key in ALIASES.get(name, ()) if key in default["fields"]))
-        value = next((raw[key] for key in read if raw.get(key) is not None), declared.get(name))
+        # A spelling of old files that the class still takes stands above its own.
+        taken = [key for key in ALIASES.get(name, ()) if key in default["fields"]]
+        old = [key for key in taken if key not in values_known and key not in renamed]
+        keys = (*old, renamed.get(name, name), name)
+        value = next((raw[key] for key in keys if raw.get(key) is not None), declared.get(name))
         real[name] = value if _is_int(value) else None if name in _DERIVED else default[name]
     if real["num_key_value_heads"] is None and default["num_key_value_heads"] is not None:
         real["num_key_value_heads"] = real["num_attention_heads"]
     if real["head_dim"] is None and default["head_dim"] is not None:
         real["head_dim"] = real["hidden_size"] // max(1, real["num_attention_heads"])
     values = {**default["values"], **{key: raw[key] for key in default["values"] if key in raw}}
+    values |= {own: raw[key] for key, own in renamed.items() if key in raw and own in values}
     real["tie_word_embeddings"] = bool(raw.get("tie_word_embeddings", default["tie_word_embeddings"]))
     real["sliding_window"] = _window(raw, values, default, declared)
     real["layer_types"] = _layer_types(raw, values, real, default)

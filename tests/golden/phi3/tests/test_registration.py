@@ -59,7 +59,10 @@ def test_from_pretrained_through_the_framework(any_pair, registered, automodel_o
     config = json.loads(config_file.read_text())
     config_file.write_text(json.dumps({**config, "architectures": [ARCHITECTURE]}))
     loaded = NeMoAutoModelForCausalLM.from_pretrained(
-        str(any_pair.folder), torch_dtype=torch.float32, attn_implementation="sdpa", use_liger_kernel=False
+        str(any_pair.folder),
+        torch_dtype=torch.float32,
+        attn_implementation="sdpa",
+        use_liger_kernel=False,
     ).eval()
     assert isinstance(loaded, Phi3ForCausalLM)
     ids = any_pair.inputs()

@@ -114,7 +114,6 @@ class CohereAttention(nn.Module):
 
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -153,7 +152,6 @@ class CohereAttention(nn.Module):
             Output ``[T, H]``.
         """
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-
         query, key, value, te_kwargs = preprocess_args_and_kwargs_for_attn(
             query,
             key,
@@ -211,7 +209,6 @@ class CohereDecoderLayer(GradientCheckpointingLayer):
             past_key_values=past_key_values,
             **kwargs,
         )
-
         mlp_output = self.mlp(hidden_states)
         return residual + attn_output + mlp_output
 

@@ -112,7 +112,6 @@ class FalconAttention(nn.Module):
 
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -150,7 +149,6 @@ class FalconAttention(nn.Module):
             Output ``[T, H]``.
         """
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-
         query, key, value, te_kwargs = preprocess_args_and_kwargs_for_attn(
             query,
             key,
@@ -209,7 +207,6 @@ class FalconDecoderLayer(GradientCheckpointingLayer):
             past_key_values=past_key_values,
             **kwargs,
         )
-
         mlp_output = self.mlp(self.post_attention_layernorm(residual))
         return residual + self.attention_output_dropout(attn_output) + self.mlp_output_dropout(mlp_output)
 

@@ -109,7 +109,6 @@ class GPT2Attention(nn.Module):
             return self._packed_attention(query, key, value, **kwargs), None
 
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -145,7 +144,6 @@ class GPT2Attention(nn.Module):
         Returns:
             Output ``[T, H]``.
         """
-
         query, key, value, te_kwargs = preprocess_args_and_kwargs_for_attn(
             query,
             key,

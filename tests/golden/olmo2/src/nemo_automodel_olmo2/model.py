@@ -122,7 +122,6 @@ class Olmo2Attention(nn.Module):
 
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
         attention_interface = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -161,7 +160,6 @@ class Olmo2Attention(nn.Module):
             Output ``[T, H]``.
         """
         query, key = apply_rotary_pos_emb(query, key, *position_embeddings)
-
         query, key, value, te_kwargs = preprocess_args_and_kwargs_for_attn(
             query,
             key,
