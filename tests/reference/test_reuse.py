@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -47,6 +48,9 @@ def waves(self: Any, x: torch.Tensor) -> Any:
 
 def measure(cls: Any, fields: dict[str, Any], problem: Any = PROBLEM) -> dict[str, Any]:
     return measure_reuse(cls, cls.config_class(**fields), fields, problem)
+
+
+ODD = {**LLAMA, "intermediate_size": 71}
 
 
 def test_a_plain_decoder() -> None:
@@ -129,6 +133,33 @@ def test_parts_are_explained_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None
     assert "explained as softmax attention" in found["model.layers.*.self_attn"]["why"]
     assert found["model.norm"]["why"].startswith("LlamaRMSNorm: explained as RMS norm")
     assert found["model.rotary_emb"]["origin"] == "reused"
+
+
+def scaled_output(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def with_residual(self: Any, x: torch.Tensor) -> torch.Tensor:
+    return x + self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+@pytest.mark.parametrize(("forward", "origin"), [(scaled_output, "novel"), (with_residual, "reused")])
+def test_what_an_mlp_does_after_its_last_projection(
+    monkeypatch: pytest.MonkeyPatch, forward: Callable[..., torch.Tensor], origin: str
+) -> None:
+    monkeypatch.setattr(llama.LlamaMLP, "forward", forward)
+    model = build(LlamaForCausalLM, LLAMA)
+    found = {module["path"]: module for module in explain_each(model, LLAMA, ids(), "model.layers", None)}
+    assert found["model.layers.*.mlp"]["origin"] == origin
+    assert ("with or without a residual" in found["model.layers.*.mlp"]["why"]) is (origin == "novel")
+
+
+def test_a_width_that_no_field_gives_makes_no_mlp_novel(monkeypatch: pytest.MonkeyPatch) -> None:
+    init = llama.LlamaMLP.__init__
+    monkeypatch.setattr(llama.LlamaMLP, "__init__", lambda self, config: init(self, config.__class__(**ODD)))
+    model = build(LlamaForCausalLM, LLAMA)
+    found = {module["path"]: module for module in explain_each(model, LLAMA, ids(), "model.layers", None)}
+    assert "explained as gated MLP" in found["model.layers.*.mlp"]["why"]
 
 
 def test_something_is_novel_where_there_is_a_problem() -> None:

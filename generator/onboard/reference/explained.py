@@ -19,7 +19,7 @@ from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.ends import explain_embedding
 from onboard.reference.mlps import explain_mlp
 from onboard.reference.norms import explain_norms
-from onboard.reference.record import Recording, record
+from onboard.reference.record import Recording, close, record
 from onboard.reference.roles import LINEAR, Roles, Unexplained, find_roles, is_norm
 
 
@@ -117,6 +117,12 @@ class _Evidence:
         # Taken for the MLP of its layer, whatever its neighbours are.
         roles = Roles("", str(self.layers), None, "", "", path.removeprefix(layer), linears)
         found = explain_mlp(self.model, roles, self.recording, index)
+        call, last = self.recording[path], self.recording[layer + linears[-1]].output
+        added = [
+            value for value in call.inputs.values() if isinstance(value, torch.Tensor) and value.shape == last.shape
+        ]
+        if all(close(last + value, call.output) is None for value in (torch.zeros(()), *added)):
+            raise Unexplained("mlp", "it gives something else than its last projection, with or without a residual")
         return f"{'gated' if found['gated'] else 'plain'} MLP with {found['activation']}", found["difference"]
 
 
