@@ -109,7 +109,8 @@ def test_slopes(heads: int, expected: list[float]) -> None:
 
 
 def choices(flags: list[bool], **fields: Any) -> list[str]:
-    return [one.text for one in layer_choices(flags, config(num_hidden_layers=len(flags), **fields))]
+    named = config(num_hidden_layers=len(flags), **fields)
+    return [one.text for one in layer_choices(dict(enumerate(flags)), len(flags), named)]
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"

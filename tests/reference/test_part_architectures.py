@@ -391,7 +391,7 @@ def measure(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     norm = settle_eps(cls, tiny, explain_norms(norms, width, model.config), norms, width)
     assert max(part["difference"] for part in (block, embedding, mlp, norm)) < 1e-4
     late = ", norms of the sums" if block["norm_after_residual"] else ""
-    dropouts = explain_dropouts(cls, tiny, roles, block, ids)
+    dropouts = explain_dropouts(cls, tiny, roles, {"block": block}, ids)
     positions = embedding["positions"]
     return {
         "norm": _norm(norm),

@@ -46,7 +46,7 @@ def explain_attentions(
     Raises:
         Unexplained: an attention that no hypothesis reproduces, or several do.
     """
-    path = f"{roles.layer(0)}.{roles.attention}"
+    path = f"{roles.first_attention_layer}.{roles.attention}"
     if find_latents(model.get_submodule(path), path, recording):
         found = explain_latents(model, roles, recording)
         raise Unexplained(

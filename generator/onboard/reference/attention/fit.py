@@ -39,7 +39,7 @@ from onboard.reference.attention.scores import (
 )
 from onboard.reference.meanings import read
 from onboard.reference.record import Recording, close
-from onboard.reference.roles import Roles, Unexplained
+from onboard.reference.roles import Roles, Unexplained, attention_layers
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fit:
-    """What reproduced one layer's attention, to which difference."""
+    """What reproduced the attention of the layer `index`, to which difference."""
 
     setting: Setting
     evidence: Evidence
     difference: float
+    index: int
 
 
 @torch.no_grad()
@@ -98,9 +99,10 @@ def fit_layers(model: PreTrainedModel, roles: Roles, recording: Recording, like:
         Unexplained: a layer that no setting reproduces, or several do.
     """
     depth = len(model.get_submodule(roles.layers))
+    layers = attention_layers(model.config, depth)
     allowed: set[tuple[str, ...]] | None = {like.shared} if like else None
     found: list[list[Fit]] = []
-    for index in range(depth):
+    for index in layers:
         search = Search(model.config, read_layer(model, roles, recording, index), index, depth)
         fits = search.run(allowed)
         if not fits:
@@ -156,7 +158,7 @@ class Search:
             mixed = mix(scores, v, mask(self.length, setting.window), sinks)
             difference = close(mixed, self.evidence.mixed)
             if difference is not None:
-                fits.append(Fit(setting, self.evidence, difference))
+                fits.append(Fit(setting, self.evidence, difference, self.index))
             elif not fits:
                 self._note(setting, (mixed - self.evidence.mixed).abs().max().item())
         return fits
