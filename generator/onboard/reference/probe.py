@@ -116,7 +116,7 @@ def probe(
         "tiny_sizes": {name: size(model.config, name) for name in SIZES},
         "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "roles": {
-            name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
+            name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp", "attention_layers", "mixer")
         },
         "modules": modules,
         "norm": formula,

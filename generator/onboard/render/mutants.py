@@ -37,6 +37,7 @@ def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapp
         *_norms(spec),
         *_mlp(spec),
         *_block(spec),
+        *_mixer(spec),
         Mutant("two layers swapped", "swap_layers"),
         *_rope(spec, tiny),
         *_windows(spec, tiny, variants),
@@ -116,6 +117,15 @@ def _block(spec: ArchSpec) -> list[Mutant]:
     if spec.block.multiplier is None:
         return []
     return [Mutant("residual branches unscaled", 'set_attribute("", "residual_multiplier", lambda *_: 1.0)')]
+
+
+def _mixer(spec: ArchSpec) -> list[Mutant]:
+    if spec.mixer is None:
+        return []
+    return [
+        Mutant("mixers left out", "no_mixers"),
+        Mutant("mixers see the next token", "mixers_look_ahead"),
+    ]
 
 
 def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
