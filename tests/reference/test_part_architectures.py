@@ -446,8 +446,8 @@ UNEXPLAINED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "modernbert-decoder: no norm in the first layer": ("ModernBertDecoderForCausalLM", {}, "block", "layers differ"),
     "hunyuan_v1_moe: experts": ("HunYuanMoEV1ForCausalLM", {}, "block", "the branches of"),
     "lfm2: a width that is computed": ("Lfm2ForCausalLM", {}, "mlp", "no field of the config gives its width"),
-    "qwen3_5_text: two kinds of mixers": ("Qwen3_5ForCausalLM", {}, "block", "not built as the first layer"),
-    "falcon_h1: two mixers in each layer": ("FalconH1ForCausalLM", {}, "block", "2 modules that mix tokens"),
+    "falcon_h1: two mixers in each layer": ("FalconH1ForCausalLM", {}, "block", "keys and values of its own alone"),
+    "mamba2: mixers alone": ("Mamba2ForCausalLM", {}, "block", "keys and values of its own alone"),
     "gemma3n_text: more projections in a layer": ("Gemma3nForCausalLM", {}, "block", "lie in 4 modules"),
     "rwkv: no attention": ("RwkvForCausalLM", {}, "block", "0 modules that mix tokens"),
 }

@@ -10,6 +10,7 @@ import torch
 from onboard.reference.attention.fit import Fit, fit_layers
 from onboard.reference.build import randomise
 from onboard.reference.record import record
+from onboard.reference.roles import Roles
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
@@ -156,7 +157,7 @@ class Decoder(nn.Module):
         return SimpleNamespace(logits=x)
 
 
-ROLES: Any = SimpleNamespace(layers="layers", attention="mixer", layer=lambda index: f"layers.{index}")
+ROLES = Roles("", "layers", None, "", "mixer", None, (), (0,))
 
 
 def angles(pairs: int = HEAD_DIM // 2, length: int = SEQUENCE, theta: float = 100.0) -> torch.Tensor:

@@ -47,9 +47,7 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
     x = recording[layer].x
     mixes = roles.mixes(index)
     linears = [
-        path
-        for path in recording
-        if path.startswith(f"{mixes}.") and isinstance(model.get_submodule(path), LINEAR)
+        path for path in recording if path.startswith(f"{mixes}.") and isinstance(model.get_submodule(path), LINEAR)
     ]
     mlp = [f"{layer}.{name}" for name in roles.mlp_linears]
     if not linears or any(path not in recording for path in mlp):

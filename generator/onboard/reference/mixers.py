@@ -98,8 +98,6 @@ def explain_mixer(
             "layers": layers.text,
             "kind": layers.text.split('"')[1],
             "reads": sorted(reads & set(fields)),
-            "keeps_fp32": sorted(model._keep_in_fp32_modules_strict or ()),
-            "stateful": bool(getattr(cls, "_is_stateful", False)),
             "difference": difference,
         },
         "modules": [
@@ -128,14 +126,14 @@ def _watch(cls: type[PreTrainedModel], fields: Mapping[str, Any], path: str, inp
 
     def watched(self: nn.Module, *args: Any, **kwargs: Any) -> None:
         bound = inspect.signature(construct).bind(self, *args, **kwargs)
-        given[id(self)] = {name: value for name, value in list(bound.arguments.items())[1:]}
+        given[id(self)] = dict(list(bound.arguments.items())[1:])
         construct(self, *args, **kwargs)
 
-    kind.__init__ = watched  # type: ignore[method-assign]
+    kind.__init__ = watched
     try:
         model = build(cls, fields)
     finally:
-        kind.__init__ = construct  # type: ignore[method-assign]
+        kind.__init__ = construct
     module = model.get_submodule(path)
     calls: list[tuple[dict[str, Any], Any]] = []
 

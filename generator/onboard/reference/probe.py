@@ -116,7 +116,11 @@ def probe(
         "tiny_sizes": {name: size(model.config, name) for name in SIZES},
         "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "roles": {
-            name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp", "attention_layers", "mixer")
+            **{
+                name: getattr(roles, name)
+                for name in ("embedding", "layers", "final_norm", "head", "attention", "mixer", "mlp")
+            },
+            "attention_layers": list(roles.attention_layers),
         },
         "modules": modules,
         "norm": formula,
@@ -139,7 +143,7 @@ def probe(
 
 
 def _norms(
-    model: PreTrainedModel, modules: list[dict[str, Any]], mixers: tuple[str, ...]
+    model: PreTrainedModel, modules: list[dict[str, Any]], mixers: tuple[str, ...] = ()
 ) -> dict[str, torch.nn.Module]:
     """The norms that share one formula: the layers', the final one and the embedding's."""
     inside = (".self_attn.", ".mlp.", *mixers)
@@ -265,7 +269,7 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
     """Names on disk and in memory of the untied model, and which of them a tied one leaves out.
 
     Raises:
-        Unexplained: a parameter of a module that has no part in the decoder.
+        Unexplained: a parameter of a module that has no part in the decoder, or that the checkpoint holds otherwise.
     """
     layouts, named = {}, {}
     for tied in (False, True):
@@ -278,6 +282,8 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
                 patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
                 prefix = model.base_model_prefix
     _check_modules(named, modules)
+    if relaid := [name for name in named if name not in renamed]:
+        raise Unexplained("layout", f"the checkpoint holds {relaid[0]} in parts, or in another layout")
     return {
         "disk": layouts[False],
         "native": sorted(named),

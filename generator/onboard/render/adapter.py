@@ -18,9 +18,9 @@ def adapter_context(spec: ArchSpec) -> dict[str, Any]:
         ``splits``, ``transposes``, ``regroups`` (one of the two): which operations there are. ``part_rows``: projection
         to the expression of its rows, of those that are stored as parts of a fused tensor. ``renames_modules``: whether
         a module has another name on disk. ``has_final_norm``: whether the final norm has a tensor. ``base_prefix``;
-        ``has_layer_rows``: whether some exist in some layers alone, ``layer_rows``: the expressions of these layers to the
-        functions that they are rendered as. ``has_conditional_rows`` and ``fused_conditionally``: whether some rows, or some that are split, depend on the
-        config.
+        ``has_conditional_rows`` and ``fused_conditionally``: whether some rows, or some that are split, depend on the
+        config. ``has_layer_rows``: whether some exist in some layers alone; ``layer_rows``: the expressions of these
+        layers to the functions that they are rendered as.
     """
     rows = spec.checkpoint.rows
     splits = any("split" in row.operation for row in rows)

@@ -268,7 +268,6 @@ class Mixer:
         kind: what ``config.layer_types`` calls such a layer.
         block: the order of such a layer.
         reads: config fields that it reads by itself.
-        keeps_fp32: names of parameters that stay in fp32.
     """
 
     name: str
@@ -285,7 +284,6 @@ class Mixer:
     kind: str
     block: Block
     reads: tuple[str, ...]
-    keeps_fp32: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,7 +466,6 @@ class ArchSpec:
     rope: Rope | None
     mlp: Mlp
     block: Block
-    mixer: Mixer | None
     head: Head
     tying: Tying
     checkpoint: Checkpoint
@@ -476,6 +473,7 @@ class ArchSpec:
     fixed: tuple[FixedField, ...]
     review: tuple[ReviewItem, ...]
     provenance: Mapping[str, Provenance] = field(hash=False)
+    mixer: Mixer | None = None
 
     @property
     def biases(self) -> tuple[Bias, ...]:

@@ -209,7 +209,6 @@ def _mixer(found: Mapping[str, Any]) -> Mixer | None:
         cache=names["past_key_values"],
         block=Block(**{name: m["block"][name] for name in Block.__dataclass_fields__}),
         reads=tuple(m["reads"]),
-        keeps_fp32=tuple(m["keeps_fp32"]),
     )
 
 

@@ -65,7 +65,7 @@ def _layers(native: str, found: Mapping[str, Any]) -> str:
 
 def _of_mixer(native: str, found: Mapping[str, Any]) -> bool:
     mixer = found.get("mixer")
-    return bool(mixer) and native.startswith(f"model.layers.{{layer}}.{mixer['name']}.")
+    return mixer is not None and native.startswith(f"model.layers.{{layer}}.{mixer['name']}.")
 
 
 def only_a_bias(parameter: str, effect: Mapping[str, Any]) -> bool:
@@ -87,7 +87,12 @@ def disk_name(found: Mapping[str, Any], parameter: str) -> str:
 
 
 def reference_parameter(found: Mapping[str, Any], native: str) -> str | None:
-    """The reference's parameter, in the first layer that has it, that a native one comes from, by its pattern; None where none does."""
+    """The reference's parameter that a native one comes from, in the first layer that has it; None where none does.
+
+    Args:
+        found: the measurement.
+        native: pattern of the native parameter's name.
+    """
     path, _, leaf = native.rpartition(".")
     layer = _first_layer(native, found)
     for entry in found["modules"]:
