@@ -51,13 +51,14 @@ def part_rows(spec: ArchSpec) -> dict[str, str]:
     Raises:
         ValueError: a fused tensor has a part that is none of these.
     """
-    attention = spec.attention
+    attention, gate = spec.attention, spec.attention.gate
     query, key_value = (
         f"{_factor(heads)} * head_dim" for heads in (attention.num_heads, attention.num_key_value_heads)
     )
     feed_forward = spec.mlp.intermediate_size
     known = {
         "q_proj": query,
+        "g_proj": query if gate is None or gate.over == "element" else attention.num_heads,
         "k_proj": key_value,
         "v_proj": key_value,
         "gate_proj": feed_forward,

@@ -174,6 +174,8 @@ def attention_summary(spec: ArchSpec) -> str:
             "width": "over the whole projection",
         }
         extras.append(f"q/k norm {over[a.qk_norm.over]}" + (" after the rotation" if a.qk_norm.after_rope else ""))
+    if a.gate:
+        extras.append(f"a {a.gate.activation} gate on {'the outputs' if a.gate.over == 'element' else 'each head'}")
     if a.output_norm:
         extras.append("a norm before the output projection")
     if a.alibi:

@@ -70,6 +70,12 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
         out.append(
             Mutant("output norm left out", 'set_attribute("self_attn", "output_norm", lambda *_: nn.Identity())')
         )
+    if a.gate:
+        out.append(Mutant("output gate left out", 'edit("self_attn.g_proj.weight", torch.zeros_like)'))
+        if a.gate.over == "element":
+            out.append(
+                Mutant("queries and gates swapped", 'swap("self_attn.q_proj.weight", "self_attn.g_proj.weight")')
+            )
     if a.query_scale:
         out.append(Mutant("queries that do not grow", "constant_queries"))
     if a.softcap:

@@ -123,6 +123,21 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputGate:
+    """A gate from the attention's input on the heads' outputs, before the output projection.
+
+    Args:
+        over: ``element``: each number of a head's output has one; ``head``: each head has one.
+        activation: what it goes through: ``sigmoid`` or ``softplus``.
+        bias: of its projection.
+    """
+
+    over: Literal["element", "head"]
+    activation: Literal["sigmoid", "softplus"]
+    bias: Bias
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention over grouped queries (``num_key_value_heads`` of 1: multi-query; as many as heads: multi-head).
 
@@ -145,6 +160,7 @@ class Attention:
             the key is set; None without a window.
         dropout_key: config key of the dropout on attention weights, or None.
         query_scale: growth of the queries with their position, after the rotation; None where there is none.
+        gate: None where the heads' outputs are not gated.
     """
 
     num_heads: str
@@ -166,6 +182,7 @@ class Attention:
     window_layers: str | None
     dropout_key: str | None
     query_scale: QueryScale | None = None
+    gate: OutputGate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,7 +496,8 @@ class ArchSpec:
     def biases(self) -> tuple[Bias, ...]:
         """Every bias that a projection or a norm may have."""
         a = self.attention
-        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+        gate = (a.gate.bias,) if a.gate else ()
+        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, *gate, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
 
     @property
     def scalar_expressions(self) -> tuple[str, ...]:

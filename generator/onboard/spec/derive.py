@@ -31,6 +31,7 @@ from onboard.spec.arch import (
     Mixer,
     Mlp,
     Norm,
+    OutputGate,
     Positions,
     QKNorm,
     QueryScale,
@@ -147,7 +148,14 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         alibi=a["alibi"] and Alibi(a["alibi"]["bias_max"], a["alibi"]["scaled"]),
         dropout_key=found["dropouts"]["attention_weights"],
         query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
+        gate=_gate(a.get("gate"), f"{layer}.g_proj.bias", found),
     )
+
+
+def _gate(gate: Mapping[str, Any] | None, native_bias: str, found: Mapping[str, Any]) -> OutputGate | None:
+    if gate is None:
+        return None
+    return OutputGate(gate["over"], gate["activation"], _bias(gate["bias"], native_bias, found))
 
 
 def _norm(found: Mapping[str, Any], bias: Bias | None = None) -> Norm:
@@ -254,6 +262,7 @@ def _letters(found: Mapping[str, Any]) -> dict[str, str]:
     width = evaluate(found["mlp"]["intermediate_size"], values)
     words = {
         (heads + 2 * kv_heads) * head_dim: "(N + 2K)D",
+        2 * heads * head_dim: "2ND",
         kv_heads * head_dim: "KD",
         heads * head_dim: "ND",
         2 * width: "2F",

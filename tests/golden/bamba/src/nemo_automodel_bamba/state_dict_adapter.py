@@ -359,20 +359,20 @@ class BambaStateDictAdapter(StateDictAdapter):
         rows = [(row.native, row.layers) for row in KEY_MAP if not row.only_if or getattr(self.config, row.only_if)]
         count = self.config.num_hidden_layers
         by_layer = [
-            {
+            [
                 row.replace("{layer}", str(layer))
                 for row, has_it in rows
                 if "{layer}" in row and has_it(self.config, layer)
-            }
+            ]
             for layer in range(count)
         ]
         beside = [row for row, _ in rows if "{layer}" not in row]
         for name in converted.keys() - set(beside).union(*by_layer):
             raise KeyError(f"No row of KEY_MAP maps {name!r}: its layer is of another kind.")
-        present = [layer for layer in range(count) if by_layer[layer] & converted.keys()]
+        present = [layer for layer, names in enumerate(by_layer) if any(name in converted for name in names)]
         first = 0 if EMBEDDING in converted else min(present, default=0)
         last = count - 1 if FINAL_NORM in converted else max(present, default=-1)
-        needed = [name for names in by_layer[first : last + 1] for name in sorted(names)]
+        needed = [name for names in by_layer[first : last + 1] for name in names]
         if not converted or len(present) == count:
             needed += beside
         for name in needed:
