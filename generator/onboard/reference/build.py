@@ -134,14 +134,15 @@ def try_out(model: PreTrainedModel, length: int) -> None:
 def randomise(model: torch.nn.Module, seed: int = 0) -> None:
     """Fill every parameter so that no mistake can hide behind an initial value of zero or one.
 
-    Matrices are ``0.3 * N(0, 1)``, norm weights ``1 + 0.4 * N(0, 1)``, biases ``0.3 * N(0, 1)``. Drawn in the order
-    of the
+    Matrices are ``0.3 * N(0, 1)``, norm weights ``1 + 0.4 * N(0, 1)``, biases ``0.3 * N(0, 1)``, and so are vectors
+    that start out random around zero: no factors, but what an exponential may be taken of. Drawn in the order of the
     parameters' names, so that two models with the same names get the same values.
     """
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.randn(parameter.shape, generator=generator)
-        if parameter.ndim == 1 and not name.endswith("bias"):
+        random_from_the_start = bool(parameter.std(correction=0) > 0) and bool(parameter.mean().abs() < 0.5)
+        if parameter.ndim == 1 and not random_from_the_start and not name.endswith("bias"):
             parameter.copy_(1 + 0.4 * noise)
         else:
             parameter.copy_(0.3 * noise)

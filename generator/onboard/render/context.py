@@ -134,6 +134,7 @@ def _te_lacks(spec: ArchSpec) -> str:
         "cap on the scores": a.softcap,
         "sinks": a.sinks,
         "scale by layer": "layer_idx" in a.scale,
+        "subtraction of heads": a.differential,
     }
     return " and ".join(name for name, there in lacks.items() if there)
 
@@ -176,7 +177,9 @@ def attention_summary(spec: ArchSpec) -> str:
         extras.append(f"q/k norm {over[a.qk_norm.over]}" + (" after the rotation" if a.qk_norm.after_rope else ""))
     if a.gate:
         extras.append(f"a {a.gate.activation} gate on {'the outputs' if a.gate.over == 'element' else 'each head'}")
-    if a.output_norm:
+    if a.differential:
+        extras.append("half of the heads subtracted from the other half")
+    elif a.output_norm:
         extras.append("a norm before the output projection")
     if a.alibi:
         extras.append("a linear position bias")

@@ -66,7 +66,14 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
         out.append(Mutant("q norm without its weight", f'edit("self_attn.q_norm.weight", {ones})'))
     elif a.qk_norm:
         out.append(Mutant("q norm left out", 'set_attribute("self_attn", "q_norm", lambda *_: nn.Identity())'))
-    if a.output_norm:
+    if a.differential:
+        out += [
+            Mutant("nothing subtracted", 'set_attribute("self_attn", "_lambda", lambda *_: lambda: torch.zeros(()))'),
+            Mutant("lambda of the first layer", 'set_attribute("self_attn", "lambda_init", lambda *_: 0.2)'),
+            Mutant("lambda vectors of the two halves swapped", 'swap("self_attn.lambda_q1", "self_attn.lambda_q2")'),
+            Mutant("norm of the pairs left out", 'set_attribute("self_attn", "pair_norm", lambda *_: nn.Identity())'),
+        ]
+    elif a.output_norm:
         out.append(
             Mutant("output norm left out", 'set_attribute("self_attn", "output_norm", lambda *_: nn.Identity())')
         )

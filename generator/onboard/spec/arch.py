@@ -147,7 +147,8 @@ class Attention:
         num_heads, num_key_value_heads, head_dim: expressions of ``N``, ``K`` and ``D``.
         q_bias, k_bias, v_bias, o_bias: of each projection by itself.
         qk_norm: None where queries and keys are not normalised.
-        output_norm: norm of the heads' joined outputs before the output projection (BitNet), or None.
+        output_norm: norm of the heads' joined outputs before the output projection (BitNet), or None; of each pair of
+            heads where the attention is ``differential``.
         rotary: ``half``: dimension i of the rotary part is rotated with i + rotary_dim / 2; ``interleaved``: with
             i + 1; None: no rotation.
         rope_layers: expression that is true where a layer rotates, None where every layer does.
@@ -161,6 +162,7 @@ class Attention:
         dropout_key: config key of the dropout on attention weights, or None.
         query_scale: growth of the queries with their position, after the rotation; None where there is none.
         gate: None where the heads' outputs are not gated.
+        differential: whether half of the heads is subtracted from the other half (arXiv:2410.05258).
     """
 
     num_heads: str
@@ -183,6 +185,7 @@ class Attention:
     dropout_key: str | None
     query_scale: QueryScale | None = None
     gate: OutputGate | None = None
+    differential: bool = False
 
 
 @dataclass(frozen=True, slots=True)

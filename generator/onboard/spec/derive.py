@@ -148,6 +148,7 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         alibi=a["alibi"] and Alibi(a["alibi"]["bias_max"], a["alibi"]["scaled"]),
         dropout_key=found["dropouts"]["attention_weights"],
         query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
+        differential=a.get("differential", False),
         gate=_gate(a.get("gate"), f"{layer}.g_proj.bias", found),
     )
 

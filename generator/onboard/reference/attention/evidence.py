@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from onboard.reference.attention.differential import ROLES, init
 from onboard.reference.attention.projections import Linears, check_output, find_linears
 from onboard.reference.attention.rotations import Table, handed_table
 from onboard.reference.record import Recording, close
@@ -60,6 +62,8 @@ class Evidence:
         norms: the other norms.
         sinks: path and values of a parameter ``[N]`` of its own.
         table: the cosines and sines that the attention is called with.
+        vectors: the four vectors of a differential attention by name, whose pairs' outputs are then ``mixed``; empty
+            where it is none.
     """
 
     path: str
@@ -73,6 +77,7 @@ class Evidence:
     norms: tuple[NormCall, ...]
     sinks: tuple[str, torch.Tensor] | None
     table: Table | None
+    vectors: Mapping[str, torch.Tensor]
 
     @property
     def widths(self) -> dict[str, int]:
@@ -97,6 +102,10 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
     for norm in norms:
         if norm.y.shape == out.x.shape and torch.equal(norm.y, out.x):
             mixed, output_norm = norm.x, norm
+    sinks, vectors = _own_parameters(attention, path, linears, norms)
+    if vectors:
+        output_norm = _norm_of_pairs(path, norms, out.x, 1 - init(index))
+        mixed = output_norm.x
     mixed = mixed.reshape(*mixed.shape[:2], -1)
     return Evidence(
         path=path,
@@ -111,8 +120,9 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
         mixed=mixed,
         output_norm=output_norm,
         norms=tuple(norm for norm in norms if norm is not output_norm),
-        sinks=_sinks(attention, path, linears, norms),
+        sinks=sinks,
         table=handed_table(recording[path]),
+        vectors=vectors,
     )
 
 
@@ -162,8 +172,21 @@ def _evens_out(x: torch.Tensor, y: torch.Tensor) -> bool:
     return bool(after.abs().max() < 1e-2) and bool(before.abs().max() > 1e-2)
 
 
-def _sinks(attention: nn.Module, path: str, linears: Linears, norms: list[NormCall]) -> tuple[str, torch.Tensor] | None:
-    """The one parameter that belongs neither to a projection nor to a norm."""
+def _norm_of_pairs(path: str, norms: list[NormCall], projected: torch.Tensor, factor: float) -> NormCall:
+    """The norm whose output, times a factor, the output projection takes."""
+    for norm in norms:
+        if (
+            norm.y.numel() == projected.numel()
+            and close(factor * norm.y.reshape(projected.shape), projected) is not None
+        ):
+            return norm
+    raise Unexplained("attention", f"{path} has the vectors of a differential attention, and not its norm")
+
+
+def _own_parameters(
+    attention: nn.Module, path: str, linears: Linears, norms: list[NormCall]
+) -> tuple[tuple[str, torch.Tensor] | None, dict[str, torch.Tensor]]:
+    """Parameters that belong neither to a projection nor to a norm: one of sinks, or four vectors."""
     inside = [attention.get_submodule(name) for name in linears.ins]
     known = {id(parameter) for norm in norms for module in norm.modules for parameter in module.parameters()}
     known |= {id(parameter) for module in inside for parameter in module.parameters()}
@@ -173,10 +196,13 @@ def _sinks(attention: nn.Module, path: str, linears: Linears, norms: list[NormCa
         if f"{path}.{name}".rpartition(".")[0] != linears.out_path and id(parameter) not in known
     }
     if not left:
-        return None
+        return None, {}
+    shapes = {parameter.shape for parameter in left.values()}
+    if len(left) == len(ROLES) and len(shapes) == 1 and all(parameter.ndim == 1 for parameter in left.values()):
+        return None, {name: parameter.data for name, parameter in left.items()}
     if len(left) > 1 or any("." in name for name in left):
         raise Unexplained("attention", f"parameters of {path} that play no known part: {', '.join(sorted(left)[:4])}")
     name, parameter = next(iter(left.items()))
     if parameter.ndim == 0:
         raise Unexplained("attention", f"a parameter of {path} that plays no known part: {name}")
-    return name, parameter.data.flatten()
+    return (name, parameter.data.flatten()), {}

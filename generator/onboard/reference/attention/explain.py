@@ -132,6 +132,7 @@ def _attention(run: Run, texts: dict[str, str]) -> dict[str, Any]:
     return {
         **{name: texts[name] for name in ("num_heads", "num_key_value_heads", "head_dim", "scale")},
         "biases": {**{part: bias[part] for part in ("q", "k", "v")}, "o": evidence.biases[""]},
+        "differential": output_norm is not None and bool(first.lambdas),
         "gate": gate and {"over": gate.over, "activation": gate.activation, "bias": bias["g"]},
         "qk_norm": _qk_norm(run.fits[0], texts),
         "output_norm": fit_norm_call(evidence, output_norm, run.config).formula() if output_norm else None,

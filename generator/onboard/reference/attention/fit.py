@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.attention import expressions
+from onboard.reference.attention.differential import difference, lambdas, paired
 from onboard.reference.attention.evidence import Evidence, read_layer
 from onboard.reference.attention.expressions import Expression
 from onboard.reference.attention.projections import GATE, Heads, Layout, first_value_fits, layouts
@@ -55,6 +56,7 @@ class Setting:
     alibi: AlibiFit | None
     query_scale: QueryScale | None
     window: Window | None
+    lambdas: tuple[str, ...] = ()
 
     @property
     def shared(self) -> tuple[str, ...]:
@@ -66,6 +68,7 @@ class Setting:
             self.soft_cap[0].text if self.soft_cap else "",
             f"{self.alibi.bias_max[0].text} {self.alibi.scaled}" if self.alibi else "",
             self.query_scale.text if self.query_scale else "",
+            " ".join(self.lambdas),
         )
 
     @property
@@ -158,7 +161,11 @@ class Search:
         fits = []
         for setting, scores, states in self._scores(allowed):
             sinks = self.evidence.sinks[1] if self.evidence.sinks else None
-            mixed = mix(scores, states["v"], mask(self.length, setting.window), sinks)
+            visible = mask(self.length, setting.window)
+            if self.evidence.vectors:
+                fits += self._differences(setting, mix(scores, paired(states["v"]), visible, None))
+                continue
+            mixed = mix(scores, states["v"], visible, sinks)
             if setting.layout.gate:
                 mixed = setting.layout.gate(mixed, states[GATE])
             difference = close(mixed, self.evidence.mixed)
@@ -166,6 +173,18 @@ class Search:
                 fits.append(Fit(setting, self.evidence, difference, self.index))
             elif not fits:
                 self._note(setting, (mixed - self.evidence.mixed).abs().max().item())
+        return fits
+
+    def _differences(self, setting: Setting, mixed: torch.Tensor) -> list[Fit]:
+        """The fits of a differential attention, from all heads' outputs ``[B, S, N * 2D]``."""
+        fits = []
+        for option in lambdas(self.evidence.vectors, self.index):
+            pairs = difference(mixed, setting.layout.heads.queries, option.value)
+            found = close(pairs, self.evidence.mixed)
+            if found is not None:
+                fits.append(Fit(replace(setting, lambdas=option.names), self.evidence, found, self.index))
+            else:
+                self._note(setting, (pairs - self.evidence.mixed).abs().max().item())
         return fits
 
     def failure(self, others: bool) -> str:
@@ -197,7 +216,7 @@ class Search:
             for scale, soft_cap, alibi, query_scale in self._score_options(layout.heads, rotation):
                 for window in (None, *window_candidates(self.config)):
                     setting = Setting(layout, qk_norm, rotation, angles, scale, soft_cap, alibi, query_scale, window)
-                    if allowed is None or setting.shared in allowed:
+                    if allowed is None or any(setting.shared[:-1] == one[:-1] for one in allowed):
                         yield setting, self._scaled(raw, setting), states
 
     def _projected(self) -> Iterator[tuple[Layout, QKNormFit | None, Rotation | None, Frequencies | None]]:
@@ -206,7 +225,9 @@ class Search:
             found = [
                 layout
                 for layout in layouts(evidence.linears, evidence.widths, heads)
-                if first_value_fits(layout, evidence.outputs, evidence.mixed, evidence.sinks is not None)
+                if first_value_fits(
+                    layout, evidence.outputs, evidence.mixed, evidence.sinks is not None, bool(evidence.vectors)
+                )
             ]
             if not found:
                 continue

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers.pytorch_utils import Conv1D
 
+from onboard.reference.attention.differential import ROLES
 from onboard.reference.attention.fit import Fit
 from onboard.reference.roles import Roles
 
@@ -36,7 +37,7 @@ def module_rows(fit: Fit, roles: Roles, texts: Mapping[str, str]) -> list[dict[s
     rows.append(_row(f"{roles.layers}.{{layer}}.{out}", [f"{NATIVE}.o_proj"], evidence.transposed_out))
     norms = list(zip(("q_norm", "k_norm"), setting.qk_norm.calls, strict=True)) if setting.qk_norm else []
     if evidence.output_norm:
-        norms.append(("output_norm", evidence.output_norm))
+        norms.append(("pair_norm" if setting.lambdas else "output_norm", evidence.output_norm))
     for native_name, call in norms:
         if call.has_parameters:
             row = _row(f"{prefix}.{call.name}", [f"{NATIVE}.{native_name}"])
@@ -45,6 +46,8 @@ def module_rows(fit: Fit, roles: Roles, texts: Mapping[str, str]) -> list[dict[s
             rows.append(row)
     if evidence.sinks:
         rows.append(_row(f"{prefix}.{evidence.sinks[0]}", [f"{NATIVE}.sinks"]))
+    for name, role in zip(setting.lambdas, ROLES, strict=False):
+        rows.append(_row(f"{prefix}.{name}", [f"{NATIVE}.{role}"]))
     return rows
 
 

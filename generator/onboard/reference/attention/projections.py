@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from onboard.reference.attention.differential import paired
 from onboard.reference.record import Recording, close
 from onboard.reference.roles import LINEAR, Unexplained
 
@@ -179,21 +180,35 @@ def _layouts(linears: Linears, widths: dict[str, int], heads: Heads, gate: Outpu
                     yield Layout(heads, parts, groups, gate)
 
 
-def first_value_fits(layout: Layout, outputs: dict[str, torch.Tensor], mixed: torch.Tensor, sinks: bool) -> bool:
+def first_value_fits(
+    layout: Layout, outputs: dict[str, torch.Tensor], mixed: torch.Tensor, scaled: bool, pairs: bool = False
+) -> bool:
     """Whether the first position's output is its own value.
 
     Args:
         layout: the layout to try.
         outputs: of the linears.
         mixed: the heads' joined outputs ``[B, S, N * D]``.
-        sinks: whether heads may give a part of their weight to nothing, and so only the direction is known.
+        scaled: whether only the direction is known: heads may give a part of their weight to nothing, or be subtracted
+            from each other.
+        pairs: whether the heads are those of a differential attention.
     """
     heads = layout.heads
     states = layout.split(outputs)
+    if pairs:
+        if heads.keys % 2:
+            return False
+        states["v"] = paired(states["v"])
+        value = states["v"][:, 0].repeat_interleave(heads.queries // heads.keys, dim=1).chunk(2, dim=1)[0]
+        return _in_direction(value, mixed[:, 0].unflatten(-1, (-1, 2 * heads.dim)))
     value = states["v"][:, 0].repeat_interleave(heads.queries // heads.keys, dim=1)
     if layout.gate:
         value = layout.gate(value.flatten(-2), states[GATE][:, 0]).unflatten(-1, (-1, heads.dim))
     found = mixed[:, 0].unflatten(-1, (-1, heads.dim))
-    if sinks:
-        value = value * ((value * found).sum(-1, keepdim=True) / value.pow(2).sum(-1, keepdim=True))
-    return close(value, found) is not None
+    return _in_direction(value, found) if scaled else close(value, found) is not None
+
+
+def _in_direction(value: torch.Tensor, found: torch.Tensor) -> bool:
+    """Whether vectors ``[..., D]`` are multiples of others."""
+    scaled = value * ((value * found).sum(-1, keepdim=True) / value.pow(2).sum(-1, keepdim=True))
+    return close(scaled, found) is not None
