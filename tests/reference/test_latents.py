@@ -184,5 +184,10 @@ def test_architectures(architecture: str, given: dict[str, Any], expected: dict[
     found = explain_latents(model, roles, recording)
     assert {name: found[name] for name in expected} == expected
     assert (found["rotary_first"], found["value_first"], found["latent_first"]) == (False, False, True)
-    with pytest.raises(Unexplained, match=r"latent of config\.kv_lora_rank"):
-        explain_attentions(type(model), fields, model, roles, recording, ids())
+    attention = explain_attentions(type(model), fields, model, roles, recording, ids())
+    natives = {name.rpartition(".")[2] for row in attention["modules"] for name in row["native"]}
+    queries = {"q_a_proj", "q_a_layernorm", "q_b_proj"} if found["q_lora_rank"] else {"q_proj"}
+    assert natives == queries | {"kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj", "o_proj"}
+    # These classes build the latents' norms with an epsilon of their own.
+    assert attention["attention"]["latent"]["kv_norm"]["eps"] == "1e-06"
+    assert attention["attention"]["latent"]["mscale"] is True

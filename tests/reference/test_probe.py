@@ -130,9 +130,9 @@ def test_a_scaled_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"architecture": "NoSuchForCausalLM", "model_type": None, "config": RAW}, "no_class", None),
         (
-            {"architecture": "YoutuForCausalLM", "model_type": "youtu", "config": {"model_type": "youtu"}},
+            {"architecture": "RwkvForCausalLM", "model_type": "rwkv", "config": {"model_type": "rwkv"}},
             "unexplained",
-            "attention",
+            "block",
         ),
         (
             {"architecture": "LlamaForCausalLM", "model_type": "llama", "config": {**RAW, "num_key_value_heads": 3}},

@@ -90,6 +90,25 @@ def pads(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> bool:
     return getattr(model.get_input_embeddings(), "padding_idx", None) == token
 
 
+@torch.no_grad()
+def initial_std(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> str | None:
+    """Expression of the deviation that fresh embeddings have, None where it is that of all weights."""
+    torch.manual_seed(0)
+    config = cls.config_class(**fields)
+    named = {name: value for name, value in vars(config).items() if "init" in name and isinstance(value, float)}
+    common = named.pop("initializer_range", None)
+    apart = {name: value for name, value in named.items() if "emb" in name and value and value != common}
+    if not apart:
+        return None
+    weight = cls(config).get_input_embeddings().weight
+    std = weight[weight.abs().sum(-1) > 0].std().item()
+    return next((f"config.{name}" for name, value in apart.items() if abs(std / value - 1) < _SAMPLED), None)
+
+
+_SAMPLED = 0.1
+"""How far the deviation of so few numbers may be from that of which they are a sample."""
+
+
 def _module(reference: str, native: str) -> dict[str, Any]:
     return {"reference": reference, "native": [native], "transposed": False, "groups": "1"}
 

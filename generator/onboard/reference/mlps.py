@@ -13,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from onboard.reference.build import build
 from onboard.reference.meanings import spelling
-from onboard.reference.norms import explain_norms
+from onboard.reference.norms import explain_norms, settle_eps
 from onboard.reference.record import Recording, close
 from onboard.reference.roles import Roles, Unexplained, is_norm
 
@@ -47,6 +47,10 @@ def explain_mlps(
         raise Unexplained("mlp", "layers differ in their MLPs")
     mlp = {**found[0], "difference": max(one["difference"] for one in found)}
     modules = mlp.pop("modules")
+    if mlp["inner_norm"]:
+        inner = next(row["reference"] for row in modules if row["native"][0].endswith(".inner_norm"))
+        paths = [inner.replace("{layer}", str(index)) for index in range(len(model.get_submodule(roles.layers)))]
+        mlp["inner_norm"] = settle_eps(cls, fields, mlp["inner_norm"], paths, mlp["width"])
     size = size_expression(model.config, mlp.pop("width"))
     mlp = {"gated": mlp["gated"], "intermediate_size": size, **mlp}
     key = mlp["activation_key"]

@@ -30,6 +30,7 @@ from onboard._child import answer_stream, bound_memory
 from onboard.errors import OnboardError
 from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.attention.fit import fit_layers
+from onboard.reference.attention.latent import explain_latents
 from onboard.reference.blocks import explain_blocks
 from onboard.reference.build import (
     NoClass,
@@ -44,7 +45,7 @@ from onboard.reference.build import (
 )
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.dropouts import explain_dropouts
-from onboard.reference.ends import explain_embedding, explain_head, is_cap, pads, rounds_scale
+from onboard.reference.ends import explain_embedding, explain_head, initial_std, is_cap, pads, rounds_scale
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mixers import explain_mixer
@@ -54,6 +55,7 @@ from onboard.reference.record import record
 from onboard.reference.remote import BrokenCode, load_remote
 from onboard.reference.reuse import measure_reuse
 from onboard.reference.roles import Roles, Unexplained, find_roles
+from onboard.reference.support import fresh_loss
 from onboard.reference.tiny import SEQUENCE, candidates
 from onboard.spec.keys import SIZES, data_keys
 
@@ -95,7 +97,10 @@ def probe(
     if attention["rope"] and {"dynamic", "longrope"} & set(attention["rope"]["types"]):
         # Their frequencies follow the length: what explains a long sequence has to explain a short one, too.
         short, _ = record(build(cls, fields), input_ids=input_ids[:, :SHORT])
-        fit_layers(model, roles, short)
+        if attention["attention"].get("latent"):
+            explain_latents(model, roles, short)
+        else:
+            fit_layers(model, roles, short)
     mlp = explain_mlps(cls, fields, model, roles, recording, input_ids)
     mixer = explain_mixer(cls, fields, model, roles, input_ids)
     blocks = explain_blocks(model, roles, recording)
@@ -134,10 +139,12 @@ def probe(
         "embedding": embedding["embedding"]
         | {
             "padding": pads(cls, fields),
+            "initial_std": initial_std(cls, fields),
             "rounds_scale": rounds_scale(cls, fields, embedding["embedding"], roles, input_ids),
         },
         "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
+        "fresh_loss": round(fresh_loss(cls, fields, input_ids), 2),
         **_checkpoint(cls, fields, modules),
     }
 

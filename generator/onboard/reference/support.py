@@ -38,7 +38,7 @@ def measure_support(
         "state_argument": next((name for name in _STATES if name in arguments), None),
         "sdpa": bool(cls._supports_sdpa),
         "dropouts": _dropouts(cls, fields, input_ids),
-        "fresh_loss": _fresh_loss(cls, fields, input_ids),
+        "fresh_loss": fresh_loss(cls, fields, input_ids),
         "created_in_fp32": _created_in_fp32(cls, fields),
     }
     for name, attempt in _ATTEMPTS.items():
@@ -194,7 +194,7 @@ def left_alone(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> list[di
 
 
 @torch.no_grad()
-def _fresh_loss(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> float:
+def fresh_loss(cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor) -> float:
     """Loss of freshly initialised weights, above that of a uniform prediction."""
     torch.manual_seed(0)
     config: PretrainedConfig = cls.config_class(**fields)

@@ -66,9 +66,9 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "position_rows": f"{positions.size} + {positions.offset}"
         if positions and positions.offset
         else positions and positions.size,
-        "te_supported": not te_lacks and spec.mixer is None,
+        "te_supported": not te_lacks and spec.mixer is None and attention.latent is None,
         "te_lacks": te_lacks,
-        "supports_flash": not (attention.alibi or attention.sinks),
+        "supports_flash": not (attention.alibi or attention.sinks or attention.latent),
         "supports_sdpa": not (attention.softcap or attention.sinks),
         "supports_flex": plain,
         **adapter_context(spec),
@@ -103,7 +103,8 @@ _CLASSES = {"rms": "RMSNorm", "layer": "LayerNorm"}
 def _norms(spec: ArchSpec) -> list[Norm]:
     """Every norm formula that the model uses."""
     a = spec.attention
-    inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, spec.mlp.inner_norm)
+    latent = (a.latent.q_norm, a.latent.kv_norm) if a.latent else ()
+    inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, spec.mlp.inner_norm, *latent)
     return [spec.norm, *(norm for norm in inner if norm is not None)]
 
 
@@ -167,6 +168,8 @@ def summary(spec: ArchSpec) -> str:
 def attention_summary(spec: ArchSpec) -> str:
     """One line on the attention."""
     a = spec.attention
+    if a.latent:
+        return f"Multi-head latent attention{' with a latent of the queries too' if a.latent.q_rank else ''}."
     extras = []
     if a.qk_norm:
         over = {
@@ -252,6 +255,8 @@ def rope_reason(spec: ArchSpec) -> str:
     if rope is None:
         return ""
     reasons = []
+    if spec.attention.latent:
+        reasons.append("the part of a head that rotates has a size of its own")
     if rope.per_layer_type:
         reasons.append("frequencies differ by layer type")
     if rope.partial or rope.dim:
@@ -293,7 +298,12 @@ def _other_values(spec: ArchSpec, tiny: Mapping[str, Any]) -> dict[str, Any]:
     """Another value for each number and name that the code must read from the config instead of knowing it."""
     expressions = " ".join(spec.scalar_expressions)
     changed: dict[str, Any] = {
-        name: 10 * tiny[name] if tiny[name] < 1 else tiny[name] + 8
+        # An epsilon shows only where it is large.
+        name: 0.01
+        if "eps" in name.split("_") or name.endswith("epsilon")
+        else 10 * tiny[name]
+        if tiny[name] < 1
+        else tiny[name] + 8
         for name in sorted(set(re.findall(r"config\.(\w+)", expressions)))
         if isinstance(tiny.get(name), (int, float)) and not isinstance(tiny[name], bool)
         if name not in _SIZES

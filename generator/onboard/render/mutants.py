@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from onboard.spec.arch import ArchSpec
+from onboard.spec.arch import ArchSpec, Latent
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapp
         *_block(spec),
         *_mixer(spec),
         Mutant("two layers swapped", "swap_layers"),
-        *_rope(spec, tiny),
+        *_rope(spec, tiny, variants),
         *_windows(spec, tiny, variants),
         *_biases(spec, tiny, variants),
         *_ends(spec, tiny, variants),
@@ -52,6 +52,8 @@ def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapp
 
 def _attention(spec: ArchSpec) -> list[Mutant]:
     a = spec.attention
+    if a.latent:
+        return _latent(a.latent)
     out = [
         Mutant("k and v projections swapped", 'swap("self_attn.k_proj.weight", "self_attn.v_proj.weight")'),
         Mutant("q heads in reverse order", "reverse_q_heads"),
@@ -91,6 +93,28 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
         out.append(Mutant("sinks ignored", 'edit("self_attn.sinks", lambda s: torch.full_like(s, -1e4))'))
     if a.alibi:
         out.append(Mutant("position bias ignored", "no_position_bias"))
+    return out
+
+
+def _latent(latent: Latent) -> list[Mutant]:
+    out = [
+        Mutant("q heads in reverse order", "reverse_q_heads"),
+        Mutant("keys and values exchanged", "exchange_keys_and_values"),
+        Mutant("softmax scale off", 'set_attribute("self_attn", "scaling", lambda module, _: module.scaling * 1.5)'),
+        Mutant(
+            "scale of the part that does not rotate",
+            'set_attribute("self_attn", "scaling", lambda module, _: module.nope_dim**-0.5)',
+        ),
+        Mutant("output projection transposed", 'edit("self_attn.o_proj.weight", lambda w: w.t().reshape(w.shape))'),
+        Mutant("rotary part at the other end", "rotary_part_first"),
+        Mutant("norm of the latent without its weight", 'edit("self_attn.kv_a_layernorm.weight", torch.ones_like)'),
+    ]
+    if latent.q_rank:
+        out.append(
+            Mutant(
+                "norm of the q latent left out", 'set_attribute("self_attn", "q_a_layernorm", lambda *_: nn.Identity())'
+            )
+        )
     return out
 
 
@@ -141,7 +165,7 @@ def _mixer(spec: ArchSpec) -> list[Mutant]:
     ]
 
 
-def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
+def _rope(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
     if spec.rope is None:
         return []
     if spec.rope.dim:
@@ -155,6 +179,9 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:
         out.append(Mutant("long and short factors exchanged", "exchange_factors"))
     if any(one.get("rope_type") != "default" for one in (nested or [parameters])):
         out.append(Mutant("rope scaling ignored", "default_rope"))
+    if spec.attention.latent and spec.attention.latent.mscale and "yarn_rope" in variants:
+        scale = 'set_attribute("self_attn", "scaling", lambda module, _: module.head_dim**-0.5)'
+        out.append(Mutant("scale without YaRN's factor", scale, "yarn_rope"))
     if spec.rope.partial:
         out.append(Mutant("rotary part at the end of the head", "rotate_the_end"))
     name = "interleaved rotation" if spec.attention.rotary == "half" else "half rotation"
@@ -185,9 +212,11 @@ def _windows(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Map
 
 def _biases(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapping[str, Any]]) -> list[Mutant]:
     a, m = spec.attention, spec.mlp
+    latent = a.latent
     places = (
-        (a.q_bias, "self_attn.q_proj", "q bias"),
-        (a.v_bias, "self_attn.v_proj", "v bias"),
+        (a.q_bias, "self_attn.q_a_proj" if latent and latent.q_rank else "self_attn.q_proj", "q bias"),
+        (a.v_bias, "self_attn.kv_b_proj" if latent else "self_attn.v_proj", "v bias"),
+        *([(a.k_bias, "self_attn.kv_a_proj_with_mqa", "latent bias")] if latent else []),
         (a.o_bias, "self_attn.o_proj", "attention output bias"),
         (m.up_bias, "mlp.up_proj", "MLP input bias"),
         (m.down_bias, "mlp.down_proj", "MLP output bias"),

@@ -177,7 +177,7 @@ def _context(work: Work) -> dict[str, Any]:
         "packed_reason": why,
         "uniform_length": 12,
         # Fresh embeddings that are scaled up make fresh logits larger where the head shares them.
-        "fresh_loss_tolerance": 1.0 if spec.embedding.scale else 0.2,
+        "fresh_loss_tolerance": _fresh_loss_tolerance(spec, measured),
         "prompt_length": 6 if length_dependent else 9,
         "new_tokens": 8 if length_dependent else 12,
         "dropout_keys": _dropout_keys(spec),
@@ -287,6 +287,17 @@ def _disk_of(measured: Mapping[str, Any]) -> dict[str, str]:
         return re.sub(r"\.\d+\.", ".{layer}.", name, count=1)
 
     return {pattern(name): pattern(disk) for name, disk in measured["disk_of"].items()}
+
+
+def _fresh_loss_tolerance(spec: ArchSpec, measured: Mapping[str, Any]) -> float:
+    """How far the loss of fresh weights may be from that of a uniform guess: further where the reference's is."""
+    if spec.embedding.scale:
+        return 1.0
+    fresh = abs(measured.get("fresh_loss", 0.0))
+    return round(0.2 + 2 * fresh, 1) if fresh > _CLOSE else 0.2
+
+
+_CLOSE = 0.1
 
 
 def _packed_lengths(length_dependent: bool) -> tuple[list[int], str]:

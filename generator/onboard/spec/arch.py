@@ -138,6 +138,41 @@ class OutputGate:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (arXiv:2405.04434): keys and values come from a narrow latent.
+
+    ``c, k_rope = split(W_a x)``; ``k_nope, v = split(W_b norm(c))`` for each head; its key is ``[k_nope, k_rope]`` with
+    one rotated ``k_rope`` for all heads. ``k_bias`` of the attention is that of ``W_a``, ``v_bias`` that of ``W_b``.
+
+    Args:
+        q_rank: expression of the rank of the queries' own latent; None where they come straight from ``x``.
+        kv_rank: expression of the rank of the latent.
+        nope_dim, rope_dim: expressions of the parts of a head that do not rotate and that do.
+        value_dim: expression of the size of a value.
+        q_norm: norm of the queries' latent, None where they have none.
+        kv_norm: norm of the latent.
+        q_up_bias: of the projection from the queries' latent.
+        rotary_first: whether the part of a query that rotates stands before the other one.
+        value_first: whether values stand before keys in what ``W_b`` gives.
+        latent_first: whether the latent stands before ``k_rope`` in what ``W_a`` gives.
+        mscale: whether the softmax scale has the square of YaRN's factor by ``mscale_all_dim``.
+    """
+
+    q_rank: str | None
+    kv_rank: str
+    nope_dim: str
+    rope_dim: str
+    value_dim: str
+    q_norm: Norm | None
+    kv_norm: Norm
+    q_up_bias: Bias
+    rotary_first: bool
+    value_first: bool
+    latent_first: bool
+    mscale: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention over grouped queries (``num_key_value_heads`` of 1: multi-query; as many as heads: multi-head).
 
@@ -163,6 +198,7 @@ class Attention:
         query_scale: growth of the queries with their position, after the rotation; None where there is none.
         gate: None where the heads' outputs are not gated.
         differential: whether half of the heads is subtracted from the other half (arXiv:2410.05258).
+        latent: None where keys and values are projected straight from the input.
     """
 
     num_heads: str
@@ -186,6 +222,7 @@ class Attention:
     query_scale: QueryScale | None = None
     gate: OutputGate | None = None
     differential: bool = False
+    latent: Latent | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +389,7 @@ class Embedding:
         rounds_scale: whether the scale is rounded to the embeddings' dtype before it is used.
         positions: None where positions are not added here.
         norm: whether a norm stands between the embedding and the first layer.
+        initial_std: expression of the deviation of fresh embeddings, None where it is ``config.initializer_range``.
     """
 
     padding: bool
@@ -360,6 +398,7 @@ class Embedding:
     rounds_scale: bool
     positions: Positions | None
     norm: bool
+    initial_std: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -499,14 +538,15 @@ class ArchSpec:
     def biases(self) -> tuple[Bias, ...]:
         """Every bias that a projection or a norm may have."""
         a = self.attention
-        gate = (a.gate.bias,) if a.gate else ()
-        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, *gate, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+        more = (a.gate.bias,) if a.gate else (a.latent.q_up_bias,) if a.latent else ()
+        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, *more, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
 
     @property
     def scalar_expressions(self) -> tuple[str, ...]:
         """Expressions of numbers that generated code reads from the config."""
         a = self.attention
-        inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, self.mlp.inner_norm)
+        latent = (a.latent.q_norm, a.latent.kv_norm) if a.latent else ()
+        inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, self.mlp.inner_norm, *latent)
         norms = [self.norm, *(norm for norm in inner if norm is not None)]
         alibi = a.alibi.bias_max if a.alibi else None
         found = (a.scale, a.softcap, alibi, self.embedding.scale, self.block.multiplier, self.head.scale)

@@ -27,6 +27,7 @@ from onboard.spec.arch import (
     Embedding,
     FixedField,
     Head,
+    Latent,
     LayerKind,
     Mixer,
     Mlp,
@@ -136,12 +137,15 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         "window_key",
         "window_layers",
     )
-    qk_norm = a["qk_norm"]
+    qk_norm, latent = a["qk_norm"], a.get("latent")
+    q, k, v = ("q_proj", "k_proj", "v_proj")
+    if latent:
+        q, k, v = "q_a_proj" if latent["q_rank"] else "q_proj", "kv_a_proj_with_mqa", "kv_b_proj"
     return Attention(
         **{name: a[name] for name in copied},
-        q_bias=_bias(a["biases"]["q"], f"{layer}.q_proj.bias", found),
-        k_bias=_bias(a["biases"]["k"], f"{layer}.k_proj.bias", found),
-        v_bias=_bias(a["biases"]["v"], f"{layer}.v_proj.bias", found),
+        q_bias=_bias(a["biases"]["q"], f"{layer}.{q}.bias", found),
+        k_bias=_bias(a["biases"]["k"], f"{layer}.{k}.bias", found),
+        v_bias=_bias(a["biases"]["v"], f"{layer}.{v}.bias", found),
         o_bias=_bias(a["biases"]["o"], f"{layer}.o_proj.bias", found),
         qk_norm=qk_norm and QKNorm(_norm(qk_norm["norm"]), qk_norm["over"], qk_norm["after_rope"]),
         output_norm=a["output_norm"] and _norm(a["output_norm"]),
@@ -149,8 +153,14 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         dropout_key=found["dropouts"]["attention_weights"],
         query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
         differential=a.get("differential", False),
+        latent=latent and _latent(latent, f"{layer}.q_b_proj.bias", found),
         gate=_gate(a.get("gate"), f"{layer}.g_proj.bias", found),
     )
+
+
+def _latent(latent: Mapping[str, Any], q_up_bias: str, found: Mapping[str, Any]) -> Latent:
+    norms = {name: latent[name] and _norm(latent[name]) for name in ("q_norm", "kv_norm")}
+    return Latent(**{**latent, **norms, "q_up_bias": _bias(latent["q_up_bias"], q_up_bias, found)})
 
 
 def _gate(gate: Mapping[str, Any] | None, native_bias: str, found: Mapping[str, Any]) -> OutputGate | None:
@@ -224,7 +234,9 @@ def _mixer(found: Mapping[str, Any]) -> Mixer | None:
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
     positions = Positions(**e["positions"]) if e["positions"] else None
-    return Embedding(e["padding"], e["scale"], e["scales_inputs"], e["rounds_scale"], positions, e["norm"])
+    return Embedding(
+        e["padding"], e["scale"], e["scales_inputs"], e["rounds_scale"], positions, e["norm"], e.get("initial_std")
+    )
 
 
 def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:

@@ -8,13 +8,14 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.attention.fit import Fit, fit_layers
-from onboard.reference.attention.latent import explain_latents, find_latents
+from onboard.reference.attention.latent import explain_latent_attention, find_latents
 from onboard.reference.attention.layers import EVERY
 from onboard.reference.attention.modules import module_rows
 from onboard.reference.attention.qk_norms import fit_norm_call
 from onboard.reference.attention.rotations import STATIC_SCALINGS, is_nested, table_difference
 from onboard.reference.attention.settle import Choices, Reference, Run, settle, variants
 from onboard.reference.meanings import read, spelling
+from onboard.reference.norms import settle_eps
 from onboard.reference.record import Recording
 from onboard.reference.roles import Roles, Unexplained
 from onboard.reference.tiny import WINDOW
@@ -48,21 +49,19 @@ def explain_attentions(
     """
     path = f"{roles.first_attention_layer}.{roles.attention}"
     if find_latents(model.get_submodule(path), path, recording):
-        found = explain_latents(model, roles, recording)
-        raise Unexplained(
-            "attention",
-            f"keys and values come from a latent of {found['kv_lora_rank']}, which the generated code cannot do",
-            tuple(
-                f"{name}: {found[name]}" for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rotary")
-            ),
-        )
+        return explain_latent_attention(cls, fields, model, roles, recording, input_ids)
     reference, run = _first_run(cls, fields, model, roles, recording, input_ids)
     windowed_fields = _windowed(fields, model.config)
     windowed = reference.run_if_built(windowed_fields) if windowed_fields else None
     if windowed is None:
         windowed_fields, windowed = None, run
     texts = _settled(reference, run, fields, [windowed] if windowed_fields else [])
-    attention = _attention(run, texts) | _window(reference, windowed, windowed_fields or fields)
+    attention = _attention(run, texts)
+    if output_norm := run.fits[0].evidence.output_norm:
+        paths = [f"{roles.layer(index)}.{roles.attention}.{output_norm.name}" for index in roles.attention_layers]
+        width = output_norm.x.shape[-1]
+        attention["output_norm"] = settle_eps(cls, fields, attention["output_norm"], paths, width)
+    attention |= _window(reference, windowed, windowed_fields or fields)
     attention |= {"windowed_fields": windowed_fields, "implementation": reference.implementation}
     rope = _rope(run, texts)
     if rope is not None:

@@ -16,21 +16,26 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from onboard.reference.attention.evidence import NormCall, has_bias, inner_norms
 from onboard.reference.attention.expressions import fields, num_heads
 from onboard.reference.attention.qk_norms import NormFit, fit_norm
 from onboard.reference.attention.rotations import (
     ROTATIONS,
+    STATIC_SCALINGS,
     Frequencies,
     Rotation,
     frequencies,
     handed_table,
+    is_nested,
     table_difference,
 )
 from onboard.reference.attention.scores import mask, mix, products
+from onboard.reference.build import build
 from onboard.reference.meanings import read
-from onboard.reference.record import Call, Recording, close
+from onboard.reference.norms import settle_eps
+from onboard.reference.record import Call, Recording, close, record
 from onboard.reference.roles import LINEAR, Roles, Unexplained
 
 
@@ -137,6 +142,122 @@ def find_latents(attention: nn.Module, path: str, recording: Recording) -> Laten
     return Latents(q, q_up, ups[q_up] if q_up else None, found[kv_up], ups[kv_up], kv_up, outs[0])
 
 
+NATIVE = "model.layers.{layer}.self_attn"
+_NAMES = {"q": "q_proj", "kv": "kv_a_proj_with_mqa", "kv_up": "kv_b_proj", "o": "o_proj"}
+
+
+def explain_latent_attention(
+    cls: type[PreTrainedModel],
+    fields: Mapping[str, Any],
+    model: PreTrainedModel,
+    roles: Roles,
+    recording: Recording,
+    input_ids: torch.Tensor,
+) -> dict[str, Any]:
+    """The same as :func:`.explain.explain_attentions`, of a latent attention, with what is special under ``latent``.
+
+    Raises:
+        Unexplained: a layer that no setting reproduces, or several do.
+    """
+    found = explain_latents(model, roles, recording)
+    served, mscale = _served(cls, fields, found, roles, input_ids)
+    names, biases = found["names"], found["biases"]
+    norms = {}
+    for name, call in zip(("kv_norm", "q_norm"), found["norm_names"], strict=False):
+        paths = [f"{roles.layer(index)}.{roles.attention}.{call}" for index in roles.attention_layers]
+        norms[name] = settle_eps(cls, dict(fields), found[name], paths, 0)
+    bias = {part: biases[name] for part, name in names.items() if name}
+    parameters = read(model.config, "rope_parameters")
+    prefix = f"{roles.layers}.{{layer}}.{roles.attention}"
+    native = {**_NAMES, "q_up": "q_b_proj"} | ({"q": "q_a_proj"} if names["q_up"] else {})
+    attention = model.get_submodule(f"{roles.layer(0)}.{roles.attention}")
+    rows = {names[part]: name for part, name in native.items() if names.get(part)}
+    rows |= dict(zip(found["norm_names"], ("kv_a_layernorm", "q_a_layernorm"), strict=False))
+    return {
+        "attention": {
+            "num_heads": found["num_heads"],
+            "num_key_value_heads": found["num_heads"],
+            "head_dim": f"{found['qk_nope_head_dim']} + {found['qk_rope_head_dim']}",
+            "scale": "self.head_dim**-0.5",
+            "biases": {"q": bias["q"], "k": bias["kv"], "v": bias["kv_up"], "o": bias["o"]},
+            **dict.fromkeys(("gate", "qk_norm", "output_norm", "rope_layers", "softcap", "alibi", "query_scale")),
+            "differential": False,
+            "sinks": False,
+            "rotary": found["rotary"],
+            **dict.fromkeys(("window_key", "window_layers", "windowed_fields")),
+            "implementation": "eager",
+            "latent": {
+                **{name: found[key] for name, key in _FIELDS.items()},
+                "q_norm": norms.get("q_norm"),
+                "kv_norm": norms["kv_norm"],
+                "q_up_bias": bias.get("q_up", False),
+                **{name: found[name] for name in ("rotary_first", "value_first", "latent_first")},
+                "mscale": mscale,
+            },
+            "difference": found["difference"],
+        },
+        "rope": {
+            "types": [found["rope_type"]],
+            "per_layer_type": is_nested(parameters) if parameters else False,
+            "partial": False,
+            "dim": None,
+            "theta": None,
+            "reversed": found["reversed"],
+            "difference": found["difference"],
+            "served": served,
+        },
+        "modules": [
+            {
+                "reference": f"{prefix}.{name}",
+                "native": [f"{NATIVE}.{target}"],
+                "transposed": isinstance(attention.get_submodule(name), Conv1D),
+                "groups": "1",
+            }
+            for name, target in rows.items()
+        ],
+    }
+
+
+_FIELDS = {
+    "q_rank": "q_lora_rank",
+    "kv_rank": "kv_lora_rank",
+    "nope_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "value_dim": "v_head_dim",
+}
+
+
+def _served(
+    cls: type[PreTrainedModel],
+    fields: Mapping[str, Any],
+    found: Mapping[str, Any],
+    roles: Roles,
+    input_ids: torch.Tensor,
+) -> tuple[dict[str, Any], bool]:
+    """Other static scalings that the reference takes, and whether YaRN's factor is on the softmax scale."""
+    rope = fields.get("rope_parameters") or {}
+    kept = {name: rope[name] for name in ("rope_theta",) if name in rope}
+    like = {name: value for name, value in found.items() if name not in ("rope_type", "mscale", "difference")}
+    served: dict[str, Any] = {}
+    mscale = bool(found["mscale"])
+    for rope_type, extra in STATIC_SCALINGS.items():
+        if rope_type == found["rope_type"]:
+            continue
+        for more in ({"mscale_all_dim": 0.8}, {}) if rope_type == "yarn" else ({},):
+            parameters = {"rope_type": rope_type, **extra, **kept, **more}
+            try:
+                model = build(cls, {**fields, "rope_parameters": parameters})
+                recording, _ = record(model, input_ids=input_ids)
+                other = explain_latents(model, roles, recording)
+            except Exception:
+                continue
+            if model.config.rope_parameters == parameters and all(other[name] == like[name] for name in like):
+                served[rope_type] = parameters
+                mscale = mscale or bool(other["mscale"])
+                break
+    return served, mscale
+
+
 @torch.no_grad()
 def explain_latents(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[str, Any]:
     """Explain the latent attention of every layer.
@@ -183,6 +304,7 @@ def _described(found: list[LatentFit], model: PreTrainedModel, roles: Roles) -> 
         "names": {"q": modules.q, "q_up": modules.q_up, "kv": modules.kv, "kv_up": modules.kv_up, "o": modules.out},
         "biases": {name: has_bias(attention.get_submodule(name)) for name in modules.linears},
         **norms,
+        "norm_names": [call.name for call in (modules.kv_norm, modules.q_norm) if call is not None],
         "rotary_first": first.rotary_first,
         "value_first": first.value_first,
         "latent_first": first.latent_first,

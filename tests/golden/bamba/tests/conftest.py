@@ -59,7 +59,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "tied": {"tie_word_embeddings": True},
     "attention_bias": {"attention_bias": True},
     "mlp_bias": {"mlp_bias": True},
-    "other_values": {"rms_norm_eps": 0.0001, "hidden_act": "relu"},
+    "other_values": {"rms_norm_eps": 0.01, "hidden_act": "relu"},
     "linear_rope": {
         "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
     },

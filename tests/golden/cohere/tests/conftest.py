@@ -47,7 +47,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "untied": {"tie_word_embeddings": False},
     "attention_bias": {"attention_bias": True},
-    "other_values": {"layer_norm_eps": 0.0001, "logit_scale": 0.625, "hidden_act": "relu"},
+    "other_values": {"layer_norm_eps": 0.01, "logit_scale": 0.625, "hidden_act": "relu"},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}},
     "llama3_rope": {
         "rope_parameters": {

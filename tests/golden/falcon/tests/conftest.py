@@ -51,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "untied": {"tie_word_embeddings": False},
     "bias": {"bias": True},
-    "other_values": {"layer_norm_epsilon": 0.0001, "activation": "relu"},
+    "other_values": {"layer_norm_epsilon": 0.01, "activation": "relu"},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
     "llama3_rope": {
         "rope_parameters": {

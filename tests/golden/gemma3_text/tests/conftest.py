@@ -63,7 +63,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "untied": {"tie_word_embeddings": False},
     "attention_bias": {"attention_bias": True},
-    "other_values": {"query_pre_attn_scalar": 32, "rms_norm_eps": 9.999999999999999e-06, "hidden_activation": "relu"},
+    "other_values": {"query_pre_attn_scalar": 32, "rms_norm_eps": 0.01, "hidden_activation": "relu"},
     "linear_rope": {
         "rope_parameters": {
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000},

@@ -52,7 +52,7 @@ TINY: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "untied": {"tie_word_embeddings": False},
-    "other_values": {"layer_norm_epsilon": 0.0001, "activation_function": "relu"},
+    "other_values": {"layer_norm_epsilon": 0.01, "activation_function": "relu"},
 }
 """Other settings that the class serves, as differences from ``TINY``."""
 

@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "untied": {"tie_word_embeddings": False},
     "attention_bias": {"attention_bias": True},
     "mlp_bias": {"mlp_bias": True},
-    "other_values": {"rms_norm_eps": 0.0001, "hidden_act": "relu"},
+    "other_values": {"rms_norm_eps": 0.01, "hidden_act": "relu"},
     "default_rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000.0}},
     "yarn_rope": {

@@ -45,7 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "tied": {"tie_word_embeddings": True},
     "attention_bias": {"attention_bias": True},
-    "other_values": {"rms_norm_eps": 9.999999999999999e-06, "hidden_act": "relu"},
+    "other_values": {"rms_norm_eps": 0.01, "hidden_act": "relu"},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500000}},
     "llama3_rope": {
         "rope_parameters": {

@@ -47,7 +47,7 @@ TINY: dict[str, Any] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "base": {},
     "tied": {"tie_word_embeddings": True},
-    "other_values": {"rms_norm_eps": 0.0001, "hidden_act": "relu"},
+    "other_values": {"rms_norm_eps": 0.01, "hidden_act": "relu"},
 }
 """Other settings that the class serves, as differences from ``TINY``."""
 

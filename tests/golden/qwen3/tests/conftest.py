@@ -55,7 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "sliding_window": 6,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     },
-    "other_values": {"rms_norm_eps": 9.999999999999999e-06, "hidden_act": "relu"},
+    "other_values": {"rms_norm_eps": 0.01, "hidden_act": "relu"},
     "linear_rope": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000000}},
     "llama3_rope": {
         "rope_parameters": {
