@@ -9,7 +9,7 @@ import click
 
 from onboard.cli._group import State, declare_command
 from onboard.cli._output import Output
-from onboard.cli._text import plural, printable
+from onboard.cli._text import plural
 from onboard.errors import VerificationFailed
 
 if TYPE_CHECKING:
@@ -73,10 +73,11 @@ def show(output: Output, verdict: Verdict) -> None:
 
 
 def _show_finding(output: Output, finding: Finding) -> None:
-    is_error = finding.rule.severity == "error"
-    values = ", ".join(f"{key} = {printable(value, 60)}" for key, value in finding.values.items())
-    output.line(f"{finding.rule.id} {'error' if is_error else 'trap'}: {finding.rule.when}".replace("`", ""), "bad" if is_error else "warn")
-    output.pairs(
-        [("  values", values, ""), ("  then", finding.rule.then, ""), ("  mend", str(finding.mend), "good")]
-    )
+    from onboard.packing.rules import shown
+
+    severity, style = ("error", "bad") if finding.rule.severity == "error" else ("trap", "warn")
+    output.line(f"{finding.rule.id} {severity}: {finding.rule.when}".replace("`", ""), style)
+    values = ", ".join(f"{key} = {shown(value)}" for key, value in finding.values.items())
+    rows = [("  values", values, ""), ("  then", finding.rule.then, ""), ("  mend", str(finding.mend), "good")]
+    output.pairs([row for row in rows if row[1]])
     output.line()

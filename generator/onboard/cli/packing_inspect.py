@@ -109,7 +109,10 @@ def _show(output: Output, inspection: Inspection) -> None:
     payload = inspection.as_json()
     totals = inspection.totals
     stored = f"{totals.tokens} tokens, {totals.losses} of them in the loss"
-    shape = f"{payload['packing_factor']} a row, {totals.most_sequences} at most, the longest {totals.longest_sequence}"
+    shape = (
+        f"{payload['packing_factor']} a row, {totals.most_sequences} at most; the longest has "
+        f"{totals.longest_sequence} tokens, all lengths are multiples of {totals.common_divisor}"
+    )
     output.pairs(
         [
             ("files", f"{len(inspection.files)}, {inspection.files[0]}" + (" ..." if inspection.files[1:] else ""), ""),
@@ -130,7 +133,11 @@ def _show(output: Output, inspection: Inspection) -> None:
         output.line(f"{found.damage.id} {found.damage.severity}: {found.damage.what}", "bad" if is_error else "warn")
         more = ", ..." if found.count > len(found.rows) else ""
         rows = f"{', '.join(map(str, found.rows))}{more} ({plural(found.count, 'row')})" if found.rows else ""
-        pairs = [("  rows", rows, ""), ("  such as", "; ".join(found.examples), ""), ("  mend", found.damage.mend, "good")]
+        pairs = [
+            ("  rows", rows, ""),
+            ("  such as", "; ".join(found.examples), ""),
+            ("  mend", found.damage.mend, "good"),
+        ]
         output.pairs([pair for pair in pairs if pair[1]])
     if not inspection.findings:
         output.line()

@@ -77,7 +77,9 @@ def _plan(output: Output, model: str, out: Path | None, options: dict[str, Any])
     planned = plan(Request(known, **options))
     output.json(planned.as_json())
     _write(output, as_python(planned) if language == "python" else as_yaml(planned.mapping), out)
-    output.remark(f"{planned.packing} packing; " + ", ".join(f"{key} {value}" for key, value in planned.computed.items()))
+    output.remark(
+        f"{planned.packing} packing; " + ", ".join(f"{key} {value}" for key, value in planned.computed.items())
+    )
     for note in planned.notes:
         output.remark(f"note: {note}")
     if known.by_name is not None:

@@ -129,15 +129,27 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise _unreadable(path, f"it is neither YAML nor JSON: {why}") from error
     if not isinstance(loaded, dict):
         raise _unreadable(path, "it holds no mapping of sections such as train, model and dataset")
+    if _contains_itself(loaded, set(), set()):
+        raise _unreadable(path, "a section contains itself, by an alias")
     return loaded
+
+
+def _contains_itself(value: Any, above: set[int], done: set[int]) -> bool:
+    if not isinstance(value, (dict, list)) or id(value) in done:
+        return False
+    if id(value) in above:
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    found = any(_contains_itself(item, above | {id(value)}, done) for item in items)
+    done.add(id(value))
+    return found
 
 
 def _loader() -> Any:
     """YAML without tags that build objects: what a recipe dumps as ``!!python/...`` is read as its plain value."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        pass
+    loader_class: Any = type("Loader", (yaml.SafeLoader,), {})
 
     def plain(loader: Any, suffix: str, node: Any) -> Any:
         if isinstance(node, yaml.MappingNode):
@@ -146,8 +158,8 @@ def _loader() -> Any:
             return loader.construct_sequence(node, deep=True)
         return loader.construct_scalar(node)
 
-    Loader.add_multi_constructor("tag:yaml.org,2002:python/", plain)
-    return Loader
+    loader_class.add_multi_constructor("tag:yaml.org,2002:python/", plain)
+    return loader_class
 
 
 def _unreadable(path: Path, why: str) -> UsageError:

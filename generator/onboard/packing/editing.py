@@ -17,7 +17,7 @@ def as_yaml(mapping: Mapping[str, Any]) -> str:
     """A mapping as YAML, its keys in their order."""
     import yaml
 
-    return yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=True, width=100)
+    return str(yaml.safe_dump(_plain(mapping), sort_keys=False, allow_unicode=True, width=100))
 
 
 def edited(text: str, mapping: Mapping[str, Any], changes: Iterable[Change]) -> tuple[str, bool]:
@@ -128,7 +128,7 @@ def _flow(value: Any) -> str:
     import yaml
 
     text = yaml.safe_dump(_plain(value), default_flow_style=True, sort_keys=False, allow_unicode=True, width=10_000)
-    return text.removesuffix("...\n").strip()
+    return str(text).removesuffix("...\n").strip()
 
 
 def _plain(value: Any) -> Any:

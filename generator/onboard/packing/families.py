@@ -52,6 +52,11 @@ class OptOut:
     when: Callable[[Settings], bool] = _always
     only: str = ""
 
+    @property
+    def in_brackets(self) -> str:
+        """Where it holds, to stand behind the packing's name."""
+        return f" ({self.only})" if self.only else ""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -75,7 +80,12 @@ class Family:
 
 
 def _off(packing: Packing, **more: Any) -> OptOut:
-    return OptOut(packing, f"off in {_RECIPES}", "the family is not tested with it, and its own layers may ignore where a sequence ends", **more)
+    return OptOut(
+        packing,
+        f"off in {_RECIPES}",
+        "the family is not tested with it, and its own layers may ignore where a sequence ends",
+        **more,
+    )
 
 
 def _refused(packing: Packing, by: str, **more: Any) -> OptOut:
@@ -109,7 +119,13 @@ FAMILIES: Final = (
         frozenset(("mistral3",)),
         frozenset(("ministral3",)),
     ),
-    Family("Gemma3-VL", r"Gemma3ForConditionalGeneration", (_off("in-batch"),), r"gemma-3-(4|12|27)b", frozenset(("gemma3",))),
+    Family(
+        "Gemma3-VL",
+        r"Gemma3ForConditionalGeneration",
+        (_off("in-batch"),),
+        r"gemma-3-(4|12|27)b",
+        frozenset(("gemma3",)),
+    ),
     Family(
         "Gemma4-VL",
         r"Gemma4(Unified)?ForConditionalGeneration",
@@ -117,12 +133,26 @@ FAMILIES: Final = (
         r"gemma-4",
         frozenset(("gemma4", "gemma4_unified")),
     ),
-    Family("GLM-4.5V", r"Glm4vMoeForConditionalGeneration", (_off("in-batch"),), r"glm-4\.[5-9]v", frozenset(("glm4v_moe",))),
     Family(
-        "Kimi-K2.5-VL", r"KimiK25ForConditionalGeneration", (_off("in-batch"),), r"kimi-k2\.[5-9]", frozenset(("kimi_k25",))
+        "GLM-4.5V",
+        r"Glm4vMoeForConditionalGeneration",
+        (_off("in-batch"),),
+        r"glm-4\.[5-9]v",
+        frozenset(("glm4v_moe",)),
     ),
     Family(
-        "EXAONE-4.5", r"Exaone4_5_ForConditionalGeneration", (_off("in-batch"),), r"exaone-4\.5", frozenset(("exaone4_5",))
+        "Kimi-K2.5-VL",
+        r"KimiK25ForConditionalGeneration",
+        (_off("in-batch"),),
+        r"kimi-k2\.[5-9]",
+        frozenset(("kimi_k25",)),
+    ),
+    Family(
+        "EXAONE-4.5",
+        r"Exaone4_5_ForConditionalGeneration",
+        (_off("in-batch"),),
+        r"exaone-4\.5",
+        frozenset(("exaone4_5",)),
     ),
     Family(
         "Nemotron-Nano-v2-VL",
@@ -155,7 +185,10 @@ FAMILIES: Final = (
     Family(
         "Gemma2",
         r"Gemma2ForCausalLM",
-        (_refused("offline", "its own attention refuses packed sequences"), _refused("in-batch", "its own attention refuses packed sequences")),
+        (
+            _refused("offline", "its own attention refuses packed sequences"),
+            _refused("in-batch", "its own attention refuses packed sequences"),
+        ),
         r"gemma-2-",
         frozenset(("gemma2",)),
     ),
@@ -184,7 +217,13 @@ FAMILIES: Final = (
 """Every family with an opt-out; one that is not here takes both kinds of packing as far as is known."""
 
 # Where published configs count the layers of multi-token prediction.
-_MTP_KEYS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers", "mtp_num_layers")
+_MTP_KEYS: Final = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "num_mtp_layers",
+    "mtp_num_layers",
+)
 
 
 @dataclass(frozen=True)
@@ -250,7 +289,14 @@ def look_up(source: str, *, revision: str | None = None) -> Known:
 
 def from_config(label: str, config: Mapping[str, Any], kind: str, is_: str | None = None) -> Known:
     """What a config.json says. Values of unexpected types are read as absent."""
-    levels = [config, *(inner for key in ("text_config", "llm_config", "thinker_config") if isinstance(inner := config.get(key), Mapping))]
+    levels = [
+        config,
+        *(
+            inner
+            for key in ("text_config", "llm_config", "thinker_config")
+            if isinstance(inner := config.get(key), Mapping)
+        ),
+    ]
     mtp_key, mtp_layers = next(
         ((key, value) for level in levels for key in _MTP_KEYS if (value := _number(level.get(key)))), (None, 0)
     )
@@ -278,7 +324,9 @@ def from_config(label: str, config: Mapping[str, Any], kind: str, is_: str | Non
 def from_name(label: str, error: OnboardError) -> Known:
     """What the name of a model says, where its config.json cannot be read."""
     name = label.rsplit("/", 1)[-1].lower()
-    found = tuple(family for family in FAMILIES if re.match(family.named, name) or re.search(rf"[-_/]{family.named}", name))
+    found = tuple(
+        family for family in FAMILIES if re.match(family.named, name) or re.search(rf"[-_/]{family.named}", name)
+    )
     return Known(label, families=found, by_name=error.why)
 
 

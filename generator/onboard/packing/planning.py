@@ -172,7 +172,9 @@ def _check_experts(request: Request, world: int) -> None:
     elif world % (request.tp * request.pp * request.ep):
         why = f"TP*PP*EP = {request.tp * request.pp * request.ep} does not divide the {world} processes"
     if why:
-        raise UsageError(f"--ep {request.ep} does not fit", why, "give another --ep or --world-size", code="packing.layout")
+        raise UsageError(
+            f"--ep {request.ep} does not fit", why, "give another --ep or --world-size", code="packing.layout"
+        )
 
 
 def _sequence_parallel(request: Request, notes: list[str]) -> bool:
@@ -267,13 +269,14 @@ def _refuse_opt_out(request: Request, packing: Packing, settings: Settings) -> N
     if not found:
         return
     family, opt_out = found[0]
-    only = f" ({opt_out.only})" if opt_out.only else ""
     other = "in-batch" if packing == "offline" else None
     free = other is not None and not request.known.opt_outs("in-batch", settings)
     raise Unsupported(
-        f"{request.known.label} takes no {packing} packing: the {family.name} family opts out{only}",
+        f"{request.known.label} takes no {packing} packing: the {family.name} family opts out{opt_out.in_brackets}",
         f"{opt_out.who}; {opt_out.then}",
-        "give --packing in-batch, which is not ruled out, or train without packing" if free else "train without packing",
+        "give --packing in-batch, which is not ruled out, or train without packing"
+        if free
+        else "train without packing",
         code="unsupported.packing",
     )
 
@@ -284,7 +287,9 @@ def as_python(plan: Plan) -> str:
     dataset = dict(mapping["dataset"])
     specs, kwargs = dataset.pop("offline_packing_specs", None), dataset.pop("dataset_kwargs", None)
     kind = dataset.pop("kind")
-    lines = [f"# {plan.packing} packing of {ascii(mapping['hf_model'])} on {mapping['world_size']} processes; dataset: {kind}"]
+    lines = [
+        f"# {plan.packing} packing of {mapping['hf_model']!a} on {mapping['world_size']} processes; dataset: {kind}"
+    ]
     if specs:
         lines += ["from megatron.bridge.data.packing import PackedSequenceSpecs", ""]
     lines += [f"cfg.train.{key} = {value!r}" for key, value in mapping["train"].items()]

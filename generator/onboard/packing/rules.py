@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -35,7 +34,7 @@ class Change:
     value: Any
 
     def __str__(self) -> str:
-        return f"set {self.path} to {_shown(self.value)}"
+        return f"set {self.path} to {shown(self.value)}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,9 @@ class Rule:
         """What the rule finds in these settings."""
         if not self.fires(settings):
             return None
-        return Finding(self, {_label(name): _plain(getattr(settings, name)) for name in self.reads}, self.mend(settings))
+        return Finding(
+            self, {_label(name): _plain(getattr(settings, name)) for name in self.reads}, self.mend(settings)
+        )
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,19 @@ def to(advice: str = "", **values: Any) -> Mend:
 
 
 def apply(mapping: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
-    """A copy of a configuration with values set; sections that lack are made."""
-    result = copy.deepcopy(dict(mapping))
+    """A configuration with values set, sections that lack being made; the one that is given stays as it is.
+
+    Only the sections on the way to a value are copied: two that are the same object (a YAML alias) part there.
+    """
+    result = dict(mapping)
     for item in changes:
         *parents, key = item.path.split(".")
         section = result
         for parent in parents:
-            if not isinstance(section.get(parent), dict):
-                section[parent] = {}
+            inner = section.get(parent)
+            section[parent] = dict(inner) if isinstance(inner, Mapping) else {}
             section = section[parent]
-        section[key] = copy.deepcopy(item.value)
+        section[key] = item.value
     return result
 
 
@@ -145,9 +149,10 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as YAML would have it."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key}: {shown(item)}" for key, item in value.items()) + "}"
     return str(value)

@@ -104,7 +104,7 @@ def _mend_opt_out(s: Settings) -> Mend:
     found = [(packing, *item) for packing in _packings(s) for item in s.known.opt_outs(packing, s)]
     changes = tuple(dict.fromkeys(change for packing, _, _ in found for change in _TURN_OFF[packing]))
     reasons = [
-        f"{family.name}, {packing} packing{f' ({opt_out.only})' if opt_out.only else ''}: {opt_out.who}, and {opt_out.then}"
+        f"{family.name}, {packing} packing{opt_out.in_brackets}: {opt_out.who}, and {opt_out.then}"
         for packing, family, opt_out in found
     ]
     return Mend(changes, "; ".join(reasons))
@@ -118,9 +118,7 @@ TRAPS: Final = (
         "each rank gets wrong slices of the samples, or training crashes",
         f"{_PADDING}, {_SLICING}",
         ("cp", "pad_multiple", "needed_pad_multiple"),
-        lambda s: (
-            _packed_offline(s) and s.cp > 1 and s.pad_multiple is not None and s.pad_multiple % (2 * s.cp) != 0
-        ),
+        lambda s: _packed_offline(s) and s.cp > 1 and s.pad_multiple is not None and s.pad_multiple % (2 * s.cp) != 0,
         _mend_multiple,
     ),
     Rule(
@@ -182,7 +180,7 @@ TRAPS: Final = (
     Rule(
         "T07",
         "warning",
-        "the global batch is smaller than the data parallel size or no multiple of micro batch * data parallel size, and "
+        "the global batch is below the data parallel size or no multiple of micro batch * data parallel size, and "
         "evaluation has sizes of its own, so that P13 does not see it",
         "training crashes when the number of micro batches is computed",
         "megatron/core/num_microbatches_calculator.py",

@@ -153,7 +153,7 @@ def _mend_cp_comm(s: Settings) -> Mend:
 
 def _mend_micro_batch(s: Settings) -> Mend:
     micro, whole = s.micro_batch_size or 1, s.global_batch_size
-    if whole is None:
+    if whole is None or s.pack_size <= 0:
         return to(micro_batch_size=1)
     return to(
         f"a step then holds as many tokens as before, {whole} * {s.pack_size}; the same with longer rows: "
@@ -315,8 +315,9 @@ UPSTREAM: Final = (
     Rule(
         "P13",
         "error",
-        "world size that is no multiple of TP*PP*CP (in training, or with the CP of evaluation), or an eval global batch "
-        "that is no multiple of eval micro batch * eval data parallel size (the training sizes where none are given)",
+        "a world size that is no multiple of TP*PP*CP (in training, or with the CP of evaluation), or an eval global "
+        "batch that is no multiple of eval micro batch * eval data parallel size (the training sizes where none are "
+        "given)",
         "the layout does not come out even",
         f"{_VALIDATE}, get_data_parallel_size",
         (
@@ -363,8 +364,8 @@ UPSTREAM: Final = (
     Rule(
         "P16",
         "error",
-        "CP > 1 and fine-tuning, with `average_in_collective` (pre-training is exempt, and Megatron-FSDP resets the flag "
-        "first)",
+        "CP > 1 and fine-tuning, with `average_in_collective` (pre-training is exempt, and Megatron-FSDP resets the "
+        "flag first)",
         "the loss would be averaged wrongly: gradients would be divided twice",
         f"{_VALIDATE}, _validate_and_apply_megatron_fsdp_v1_configs",
         ("cp", "kind", "averages_in_collective", "megatron_fsdp"),

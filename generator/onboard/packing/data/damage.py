@@ -29,54 +29,73 @@ class Damage:
 
 
 _AGAIN: Final = "pack the data again from its source"
-
-DAMAGES: Final = {
-    damage.id: damage
-    for damage in (
-        Damage("D01", "error", "a file cannot be read to its end", "copy or write the file again"),
-        Damage("D02", "error", "a column that packed data needs is missing", _AGAIN),
-        Damage("D03", "error", "there are no rows", _AGAIN),
-        Damage(
-            "D04", "error", "a column does not hold lists of whole numbers", "write input_ids and seq_start_id as list<int64>, "
-            "loss_mask as list<int8>",
-        ),
-        Damage("D05", "error", "a value is null", _AGAIN),
-        Damage("D06", "error", "loss_mask and input_ids differ in length", _AGAIN),
-        Damage("D07", "error", "seq_start_id is empty, or does not begin with 0: the first sequence has no start", _AGAIN),
-        Damage("D08", "error", "seq_start_id does not increase: a sequence would be empty or run backwards", _AGAIN),
-        Damage("D09", "error", "a start is outside its row", _AGAIN),
-        Damage(
-            "D10", "error", "a row holds more tokens than the pack size (each sequence stores one more than is trained on)",
-            "pack again, or train with a packed_sequence_size that holds it",
-        ),
-        Damage(
-            "D11", "error", "the length of a sequence, less the one token that is only a label, is no multiple of "
-            "pad_seq_to_mult: context or sequence parallel would cut it wrongly",
-            "pack again with the pad_seq_to_mult that training uses",
-        ),
-        Damage("D12", "warning", "a sequence of one token: it has nothing to predict", "leave such samples out"),
-        Damage(
-            "D13", "error", "the last token of a sequence counts in the loss though it predicts nothing: loss_mask is not "
-            "shifted left by one",
-            "shift the mask of each sequence by one, its last entry 0",
-        ),
-        Damage("D14", "error", "loss_mask has a value other than 0 and 1", _AGAIN),
-        Damage("D15", "error", "padding counts in the loss", "set loss_mask to 0 where the label is padding"),
-        Damage(
-            "D16", "warning", "a row repeats an earlier one and counts in the loss again; a row that only fills a batch "
-            "has an all-zero loss_mask",
-            "leave it out, or set its loss_mask to 0",
-        ),
-        Damage("D17", "error", "a token id is negative, or outside the vocabulary", "pack again with the model's own tokenizer"),
-        Damage(
-            "D18", "warning", "there is no metadata file", "give --metadata FILE; packing writes <size>_metadata.jsonl beside the data",
-        ),
-        Damage("D19", "error", "the metadata file is malformed", "it is one JSON list of objects; " + _AGAIN),
-        Damage("D20", "error", "the metadata does not agree with the data", "write the metadata again, or give the file that belongs to it"),
-        Damage("D21", "warning", "the .npy format is deprecated, and holds the whole data set in memory", "write parquet"),
-        Damage("D22", "error", "pad_cu_seqlens needs metadata that says max_samples_per_bin", "give --metadata FILE"),
-    )
-}
+_KINDS: Final[tuple[tuple[str, Severity, str, str], ...]] = (
+    ("D01", "error", "a file cannot be read to its end", "copy or write the file again"),
+    ("D02", "error", "a column that packed data needs is missing", _AGAIN),
+    ("D03", "error", "there are no rows", _AGAIN),
+    (
+        "D04",
+        "error",
+        "a column does not hold lists of whole numbers",
+        "write input_ids and seq_start_id as list<int64>, loss_mask as list<int8>",
+    ),
+    ("D05", "error", "a value is null", _AGAIN),
+    ("D06", "error", "loss_mask and input_ids differ in length", _AGAIN),
+    ("D07", "error", "seq_start_id is empty or does not begin with 0: the first sequence has no start", _AGAIN),
+    ("D08", "error", "seq_start_id does not increase: a sequence would be empty or run backwards", _AGAIN),
+    ("D09", "error", "a start is outside its row", _AGAIN),
+    (
+        "D10",
+        "error",
+        "a row holds more tokens than the pack size (each sequence stores one more than is trained on)",
+        "pack again, or train with a packed_sequence_size that holds it",
+    ),
+    (
+        "D11",
+        "error",
+        "the length of a sequence, less the one token that is only a label, is no multiple of pad_seq_to_mult: context "
+        "or sequence parallel would cut it wrongly",
+        "pack again with the pad_seq_to_mult that training uses",
+    ),
+    ("D12", "warning", "a sequence of one token: it has nothing to predict", "leave such samples out"),
+    (
+        "D13",
+        "error",
+        "the last token of a sequence counts in the loss though it predicts nothing: loss_mask is not shifted by one",
+        "shift the mask of each sequence left by one, its last entry 0",
+    ),
+    ("D14", "error", "loss_mask has a value other than 0 and 1", _AGAIN),
+    ("D15", "error", "padding counts in the loss", "set loss_mask to 0 where the label is padding"),
+    (
+        "D16",
+        "warning",
+        "a row repeats an earlier one and counts in the loss again; a row that only fills a batch has an all-zero "
+        "loss_mask",
+        "leave it out, or set its loss_mask to 0",
+    ),
+    (
+        "D17",
+        "error",
+        "a token id is negative, or outside the vocabulary",
+        "pack again with the model's own tokenizer",
+    ),
+    (
+        "D18",
+        "warning",
+        "there is no metadata file",
+        "give --metadata FILE; packing writes <size>_metadata.jsonl beside the data",
+    ),
+    ("D19", "error", "the metadata file is malformed", f"it is one JSON list of objects; {_AGAIN}"),
+    (
+        "D20",
+        "error",
+        "the metadata does not agree with the data",
+        "write the metadata again, or give the file that belongs to it",
+    ),
+    ("D21", "warning", "the .npy format is deprecated, and is read into memory as a whole", "write parquet"),
+    ("D22", "error", "pad_cu_seqlens needs metadata that says max_samples_per_bin", "give --metadata FILE"),
+)
+DAMAGES: Final = {kind[0]: Damage(*kind) for kind in _KINDS}
 """Every kind, by id."""
 
 
@@ -145,4 +164,6 @@ class Findings:
 
     def listed(self) -> tuple[Found, ...]:
         """Everything, errors first, in the order of the ids."""
-        return tuple(sorted(self._found.values(), key=lambda found: (found.damage.severity != "error", found.damage.id)))
+        return tuple(
+            sorted(self._found.values(), key=lambda found: (found.damage.severity != "error", found.damage.id))
+        )

@@ -67,6 +67,7 @@ class Inspection:
             "efficiency": round(totals.trained / rows / max(size, 1) * 100, 2),
             "packing_factor": round(totals.sequences / rows, 2),
             "longest_sequence": totals.longest_sequence,
+            "common_divisor_of_lengths": totals.common_divisor,
             "most_sequences_in_a_row": totals.most_sequences,
             "shortest_row": totals.shortest_row,
             "longest_row": totals.longest_row,
@@ -113,7 +114,11 @@ def inspect_data(
     totals = checker.totals
     if not totals.rows and not findings.has("D01") and not findings.has("D02") and not findings.has("D04"):
         findings.once("D03")
-    entry = metadata.compare(entries, totals, findings)
+    entry = None
+    if entries and totals.measured_rows == totals.rows:
+        entry = metadata.compare(entries, totals, findings)
+    elif entries:
+        remarks.append("the metadata was not compared: rows whose sequences have no sound starts cannot be measured")
     if path is None:
         findings.once("D22" if pad_cu_seqlens else "D18")
     elif pad_cu_seqlens and not entries:
@@ -145,7 +150,11 @@ def _left_out(wanted: Wanted) -> list[str]:
 
 
 def _no_data(data: str) -> UsageError:
-    why = "there is no such file" if not os.path.exists(data) else "it is neither .npy nor .parquet, and holds no such file"
+    why = (
+        "there is no such file"
+        if not os.path.exists(data)
+        else "it is neither .npy nor .parquet, and holds no such file"
+    )
     return UsageError(
         f"cannot read {data}",
         why,

@@ -18,6 +18,7 @@ from onboard.packing.data.damage import Findings
 Ints = npt.NDArray[np.int64]
 
 COLUMNS: Final = ("input_ids", "loss_mask", "seq_start_id")
+_NOTHING: Final = np.zeros(0, dtype=np.int64)
 _BATCH_TOKENS: Final = 500_000
 _MOST_ROWS: Final = 4096
 # What an object array of dicts of lists consists of. Anything else in the pickle is refused: a pickle can run code.
@@ -113,7 +114,11 @@ def _columns(path: str, schema: pa.Schema, findings: Findings) -> tuple[str, ...
     if missing:
         findings.once("D02", f"{path}: {', '.join(missing)}")
         return None
-    wrong = [f"{name} is {schema.field(name).type}" for name in COLUMNS if not _is_list_of_numbers(schema.field(name).type, name)]
+    wrong = [
+        f"{name} is {schema.field(name).type}"
+        for name in COLUMNS
+        if not _is_list_of_numbers(schema.field(name).type, name)
+    ]
     if wrong:
         findings.once("D04", f"{path}: {', '.join(wrong)}")
         return None
@@ -126,7 +131,8 @@ def _is_list_of_numbers(kind: pa.DataType, name: str) -> bool:
     inner = kind.value_type
     # A mask is read as it is found: booleans and floats happen.
     return bool(
-        pa.types.is_integer(inner) or (name == "loss_mask" and (pa.types.is_boolean(inner) or pa.types.is_floating(inner)))
+        pa.types.is_integer(inner)
+        or (name == "loss_mask" and (pa.types.is_boolean(inner) or pa.types.is_floating(inner)))
     )
 
 
@@ -148,7 +154,7 @@ def _from_arrow(record: pa.RecordBatch, first: int, findings: Findings) -> Batch
             where = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))
             usable[np.searchsorted(offsets, where, side="right") - 1] = False
             values = pc.fill_null(values, pa.scalar(0).cast(values.type))
-        lists[name] = Lists(offsets, values.to_numpy(zero_copy_only=False))
+        lists[name] = Lists(offsets, _numbers(name, values.to_numpy(zero_copy_only=False)))
     broken = np.flatnonzero(~usable)
     findings.rows("D05", broken + first, len(broken))
     if len(broken):
@@ -163,8 +169,11 @@ def _without(lists: Lists, usable: npt.NDArray[np.bool_]) -> Lists:
     return Lists(np.concatenate(([0], np.cumsum(np.where(usable, lengths, 0)))).astype(np.int64), kept)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Builds arrays, dicts, lists and numbers, and refuses everything else."""
+class _Unpickler(pickle._Unpickler):
+    """Builds arrays, dicts, lists and numbers, and refuses everything else.
+
+    The one in Python: the one in C takes the gigabytes that a damaged index asks for.
+    """
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
@@ -191,7 +200,7 @@ def _read_npy(path: str, first: int, findings: Findings) -> Iterator[Batch]:
     tokens = 0
     for row in rows:
         lists = _row_lists(row)
-        pending.append(lists or [[], [], []])
+        pending.append(lists or [_NOTHING] * len(COLUMNS))
         bad.append(lists is None)
         tokens += len(pending[-1][0])
         if tokens >= _BATCH_TOKENS or len(pending) >= _MOST_ROWS:
@@ -203,10 +212,11 @@ def _read_npy(path: str, first: int, findings: Findings) -> Iterator[Batch]:
 
 
 def _load_objects(stream: IO[bytes]) -> list[Any]:
-    version = np.lib.format.read_magic(stream)
+    npy: Any = np.lib.format
+    version = npy.read_magic(stream)
     readers: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
-        (1, 0): np.lib.format.read_array_header_1_0,
-        (2, 0): np.lib.format.read_array_header_2_0,
+        (1, 0): npy.read_array_header_1_0,
+        (2, 0): npy.read_array_header_2_0,
     }
     if version not in readers:
         raise ValueError(f"it is of the .npy version {version}")
@@ -228,7 +238,7 @@ def _row_lists(row: Any) -> list[Any] | None:
         except (ValueError, TypeError):
             return None
         if not values.size:
-            values = np.zeros(0, dtype=np.int64)
+            values = _NOTHING
         if values.ndim != 1 or not (values.dtype.kind in "iu" or (name == "loss_mask" and values.dtype.kind in "bf")):
             return None
         lists.append(values)
@@ -243,8 +253,13 @@ def _from_rows(rows: list[list[Any]], bad: list[bool], first: int, findings: Fin
     for index in range(len(COLUMNS)):
         parts = [row[index] for row in rows]
         offsets = np.concatenate(([0], np.cumsum([len(part) for part in parts]))).astype(np.int64)
-        columns.append(Lists(offsets, np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)))
-    return Batch(first, *columns, usable)
+        columns.append(Lists(offsets, _numbers(COLUMNS[index], np.concatenate(parts))))
+    return Batch(first, columns[0], columns[1], columns[2], usable)
+
+
+def _numbers(name: str, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Ids and starts as int64, whatever the file has; a mask as it is."""
+    return values if name == "loss_mask" else values.astype(np.int64, copy=False)
 
 
 def _one_line(error: BaseException) -> str:

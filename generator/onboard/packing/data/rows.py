@@ -46,6 +46,8 @@ class Totals:
     losses: int = 0
     rows_without_loss: int = 0
     longest_sequence: int = 0
+    common_divisor: int = 0
+    """Of the lengths of all sequences: what they were padded to a multiple of, or more."""
     most_sequences: int = 0
     shortest_row: int | None = None
     longest_row: int = 0
@@ -97,7 +99,7 @@ class RowChecker:
 
     def _look_at_values(self, batch: Batch) -> None:
         values = batch.mask.values
-        bad = np.flatnonzero((values != 0) & (values != 1)) if values.dtype.kind != "b" else ()
+        bad = np.flatnonzero((values != 0) & (values != 1))
         if len(bad):
             rows = np.unique(np.searchsorted(batch.mask.offsets, bad, side="right") - 1)
             self._findings.rows("D14", rows + batch.first, len(rows), f"value {values[bad[0]]}")
@@ -159,6 +161,7 @@ class RowChecker:
         totals.trained += int(packed.sum())
         totals.sequences += int(counts.sum())
         totals.longest_sequence = max(totals.longest_sequence, int(trained.max()))
+        totals.common_divisor = int(np.gcd(totals.common_divisor, np.gcd.reduce(trained)))
         totals.longest_row = max(totals.longest_row, int(packed.max()))
         shortest = int(packed.min())
         totals.shortest_row = shortest if totals.shortest_row is None else min(totals.shortest_row, shortest)
