@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onboard.errors import UsageError
+from onboard.packing.editing import load
 from onboard.packing.families import Known, look_up
 from onboard.packing.rules import Finding, Rule
 from onboard.packing.settings import Settings, lookup, misspelt
@@ -123,7 +124,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if len(content) > _MOST_BYTES:
         raise _unreadable(path, f"it is larger than {_MOST_BYTES // 1_000_000} MB, which no configuration is")
     try:
-        loaded = yaml.load(content, Loader=_loader())
+        loaded = load(content)
     except (yaml.YAMLError, UnicodeError, RecursionError, ValueError) as error:
         why = " ".join(str(error).split()) or type(error).__name__
         raise _unreadable(path, f"it is neither YAML nor JSON: {why}") from error
@@ -143,23 +144,6 @@ def _contains_itself(value: Any, above: set[int], done: set[int]) -> bool:
     found = any(_contains_itself(item, above | {id(value)}, done) for item in items)
     done.add(id(value))
     return found
-
-
-def _loader() -> Any:
-    """YAML without tags that build objects: what a recipe dumps as ``!!python/...`` is read as its plain value."""
-    import yaml
-
-    loader_class: Any = type("Loader", (yaml.SafeLoader,), {})
-
-    def plain(loader: Any, suffix: str, node: Any) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            return loader.construct_mapping(node, deep=True)
-        if isinstance(node, yaml.SequenceNode):
-            return loader.construct_sequence(node, deep=True)
-        return loader.construct_scalar(node)
-
-    loader_class.add_multi_constructor("tag:yaml.org,2002:python/", plain)
-    return loader_class
 
 
 def _unreadable(path: Path, why: str) -> UsageError:

@@ -13,6 +13,27 @@ from typing import Any
 from onboard.packing.rules import Change, apply
 
 
+def load(content: str | bytes) -> Any:
+    """Read YAML without building objects: what a recipe dumps as ``!!python/...`` is its plain value.
+
+    Raises:
+        yaml.YAMLError: it is no YAML.
+    """
+    import yaml
+
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+
+    def plain(loader: Any, suffix: str, node: Any) -> Any:
+        if isinstance(node, yaml.MappingNode):
+            return loader.construct_mapping(node, deep=True)
+        if isinstance(node, yaml.SequenceNode):
+            return loader.construct_sequence(node, deep=True)
+        return loader.construct_scalar(node)
+
+    loader.add_multi_constructor("tag:yaml.org,2002:python/", plain)
+    return yaml.load(content, Loader=loader)
+
+
 def as_yaml(mapping: Mapping[str, Any]) -> str:
     """A mapping as YAML, its keys in their order."""
     import yaml
@@ -49,7 +70,7 @@ def _says(text: str, wanted: Mapping[str, Any]) -> bool:
     import yaml
 
     try:
-        return bool(yaml.safe_load(text) == wanted)
+        return bool(load(text) == wanted)
     except yaml.YAMLError:
         return False
 

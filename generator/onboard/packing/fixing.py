@@ -20,11 +20,13 @@ class Fixed:
 
     Attributes:
         mapping: the configuration as it is now.
+        before: what a check said of it first.
         steps: what was found and changed, in turn.
         verdict: what a check says of it now; what a person has to decide is still there.
     """
 
     mapping: Mapping[str, Any]
+    before: Verdict
     steps: tuple[Finding, ...]
     verdict: Verdict
 
@@ -38,7 +40,8 @@ class Fixed:
     def mended(self) -> tuple[str, ...]:
         """The rules that held and hold no more."""
         left = {finding.rule.id for finding in self.verdict.findings}
-        return tuple(dict.fromkeys(step.rule.id for step in self.steps if step.rule.id not in left))
+        held = [finding.rule.id for finding in (*self.before.findings, *self.steps)]
+        return tuple(dict.fromkeys(id for id in held if id not in left))
 
 
 def fix(mapping: Mapping[str, Any], known: Known | None = None) -> Fixed:
@@ -54,14 +57,15 @@ def fix(mapping: Mapping[str, Any], known: Known | None = None) -> Fixed:
     current: Mapping[str, Any] = mapping
     steps: list[Finding] = []
     tried: set[tuple[str, str]] = set()
+    before = verdict = check(current, known)
     while True:
-        verdict = check(current, known)
         finding = next((item for item in verdict.findings if item.mend.changes and _key(item) not in tried), None)
         if finding is None or len(steps) == _MOST_STEPS:
-            return Fixed(current, tuple(steps), verdict)
+            return Fixed(current, before, tuple(steps), verdict)
         tried.add(_key(finding))
         steps.append(finding)
         current = apply(current, finding.mend.changes)
+        verdict = check(current, known)
 
 
 def _key(finding: Finding) -> tuple[str, str]:
