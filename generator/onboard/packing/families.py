@@ -178,7 +178,7 @@ FAMILIES: Final = (
     Family(
         "Qwen2.5-Omni",
         r"Qwen2_5Omni\w*",
-        (_refused("in-batch", _COLLATE),),
+        (_refused("in-batch", "its own code refuses packing"),),
         r"qwen2\.5-omni",
         frozenset(("qwen2_5_omni", "qwen2_5_omni_thinker")),
     ),
