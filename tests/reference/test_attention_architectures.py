@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import transformers
 from onboard.reference.attention.explain import explain_attentions
 from onboard.reference.build import build
 from onboard.reference.record import record
+from onboard.reference.roles import Roles
 from onboard.reference.tiny import candidates
 from torch import nn
 from transformers import PreTrainedModel
@@ -355,7 +355,7 @@ def where(model: PreTrainedModel) -> Any:
                 if {"attention_mask", "layer_past"} & set(inspect.signature(child.forward).parameters)
                 if not name.startswith("encoder") and any(isinstance(leaf, nn.Module) for leaf in child.children())
             )
-            return SimpleNamespace(layers=path, attention=name, layer=lambda index, path=path: f"{path}.{index}")
+            return Roles("", path, None, "", name, None, (), tuple(range(len(model.get_submodule(path)))))
     raise AssertionError("no layers")
 
 

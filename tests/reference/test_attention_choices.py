@@ -81,7 +81,7 @@ def test_what_is_written_is_what_was_meant(given: int | None) -> None:
 
 def test_scales_of_equal_value_stand_together() -> None:
     own = config(attention_multiplier=0.25, query_pre_attn_scalar=16, logit_scale=True)
-    groups = [texts(group) for group in by_value(scales(own, 16), 3).values()]
+    groups = [texts(group) for group in by_value(scales(own, 16), range(3)).values()]
     assert ["self.head_dim**-0.5", "config.attention_multiplier", "config.query_pre_attn_scalar**-0.5"] in groups
     assert ["self.head_dim**-0.5 / (layer_idx + 1)"] in groups
 
@@ -109,7 +109,8 @@ def test_slopes(heads: int, expected: list[float]) -> None:
 
 
 def choices(flags: list[bool], **fields: Any) -> list[str]:
-    return [one.text for one in layer_choices(flags, config(num_hidden_layers=len(flags), **fields))]
+    named = config(num_hidden_layers=len(flags), **fields)
+    return [one.text for one in layer_choices(dict(enumerate(flags)), len(flags), named)]
 
 
 SLIDING, FULL = "sliding_attention", "full_attention"

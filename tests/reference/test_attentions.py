@@ -473,3 +473,28 @@ def test_layers_that_differ() -> None:
         "layers before"
         in refused(rotating(), rotating(layer=1, norm="head", norms=[Norm(HEAD_DIM), Norm(HEAD_DIM)])).what
     )
+
+
+# Gates on the outputs.
+
+
+@pytest.mark.parametrize("over", ["element", "head"])
+@pytest.mark.parametrize("activation", ["sigmoid", "softplus"])
+def test_an_output_gate(over: str, activation: str) -> None:
+    act = {"sigmoid": torch.sigmoid, "softplus": nn.functional.softplus}[activation]
+    fit = one(rotating(gate=(Q if over == "element" else HEADS, act)))
+    gate = fit.setting.layout.gate
+    assert gate is not None
+    assert (gate.over, gate.activation) == (over, activation)
+    assert parts(fit)["side"] == ("g",)
+    assert one(rotating()).setting.layout.gate is None
+
+
+@pytest.mark.parametrize("act", [torch.tanh, nn.functional.silu, lambda x: 2 * torch.sigmoid(x)])
+def test_a_gate_of_another_kind(act: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    assert "first position" in refused(rotating(gate=(Q, act))).what
+
+
+def test_a_gate_that_takes_the_output() -> None:
+    """Not what the attention takes: no projection gives it."""
+    assert "first position" in refused(rotating(extra="gate")).what

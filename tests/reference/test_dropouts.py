@@ -26,7 +26,7 @@ def explain(name: str = "LlamaForCausalLM", **fields: Any) -> dict[str, str | No
     model = tiny(name, **fields)
     recording, _, roles = whole(model)
     block = explain_blocks(model, roles, recording)["block"]
-    return explain_dropouts(type(model), fields, roles, block, ids())
+    return explain_dropouts(type(model), fields, roles, {"block": block}, ids())
 
 
 def drop(module: Any, x: torch.Tensor, key: str = "my_dropout") -> torch.Tensor:

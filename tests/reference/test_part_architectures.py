@@ -391,7 +391,7 @@ def measure(name: str, fields: dict[str, Any]) -> dict[str, Any]:
     norm = settle_eps(cls, tiny, explain_norms(norms, width, model.config), norms, width)
     assert max(part["difference"] for part in (block, embedding, mlp, norm)) < 1e-4
     late = ", norms of the sums" if block["norm_after_residual"] else ""
-    dropouts = explain_dropouts(cls, tiny, roles, block, ids)
+    dropouts = explain_dropouts(cls, tiny, roles, {"block": block}, ids)
     positions = embedding["positions"]
     return {
         "norm": _norm(norm),
@@ -446,8 +446,8 @@ UNEXPLAINED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "modernbert-decoder: no norm in the first layer": ("ModernBertDecoderForCausalLM", {}, "block", "layers differ"),
     "hunyuan_v1_moe: experts": ("HunYuanMoEV1ForCausalLM", {}, "block", "the branches of"),
     "lfm2: a width that is computed": ("Lfm2ForCausalLM", {}, "mlp", "no field of the config gives its width"),
-    "qwen3_5_text: two kinds of mixers": ("Qwen3_5ForCausalLM", {}, "block", "not built as the first layer"),
-    "falcon_h1: two mixers in each layer": ("FalconH1ForCausalLM", {}, "block", "2 modules that mix tokens"),
+    "falcon_h1: two mixers in each layer": ("FalconH1ForCausalLM", {}, "block", "keys and values of its own alone"),
+    "mamba2: mixers alone": ("Mamba2ForCausalLM", {}, "block", "keys and values of its own alone"),
     "gemma3n_text: more projections in a layer": ("Gemma3nForCausalLM", {}, "block", "lie in 4 modules"),
     "rwkv: no attention": ("RwkvForCausalLM", {}, "block", "0 modules that mix tokens"),
 }

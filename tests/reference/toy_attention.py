@@ -10,6 +10,7 @@ import torch
 from onboard.reference.attention.fit import Fit, fit_layers
 from onboard.reference.build import randomise
 from onboard.reference.record import record
+from onboard.reference.roles import Roles
 from torch import nn
 from transformers import PretrainedConfig
 from transformers.pytorch_utils import Conv1D
@@ -66,6 +67,7 @@ class Toy(nn.Module):
             "kv_heads": KV_HEADS,
             "bias": None,  # from head, i and j
             "sinks": False,
+            "gate": None,  # width and function of a projection that the outputs are multiplied with
             "extra": None,
         } | has
         kv = self.has["kv_heads"] * HEAD_DIM
@@ -79,6 +81,8 @@ class Toy(nn.Module):
             setattr(self, name, norm)
         if self.has["output_norm"]:
             self.sub_norm = self.has["output_norm"]
+        if self.has["gate"]:
+            self.side = nn.Linear(HIDDEN, self.has["gate"][0])
         if self.has["sinks"]:
             self.sinks = nn.Parameter(torch.zeros(HEADS))
         self.out = linear(Q, HIDDEN, True)
@@ -105,6 +109,9 @@ class Toy(nn.Module):
         if has["extra"] == "growing queries":
             q = q * torch.tensor([1 + 0.4 * math.log(1 + i // 8) for i in range(length)])[:, None, None]
         mixed = torch.cat([self.attend(q, k, v, head, length) for head in range(HEADS)], -1)[None]
+        if has["gate"]:
+            width, act = has["gate"]
+            mixed = mixed * act(self.side(hidden_states)).repeat_interleave(mixed.shape[-1] // width, dim=-1)
         if has["extra"] == "gate":
             mixed = mixed * torch.sigmoid(mixed)
         out = self.out(self.sub_norm(mixed) if has["output_norm"] else mixed)
@@ -156,7 +163,7 @@ class Decoder(nn.Module):
         return SimpleNamespace(logits=x)
 
 
-ROLES: Any = SimpleNamespace(layers="layers", attention="mixer", layer=lambda index: f"layers.{index}")
+ROLES = Roles("", "layers", None, "", "mixer", None, (), (0,))
 
 
 def angles(pairs: int = HEAD_DIM // 2, length: int = SEQUENCE, theta: float = 100.0) -> torch.Tensor:

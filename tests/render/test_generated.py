@@ -121,6 +121,7 @@ FEATURES = {
     },
     "use_rope": {"smollm3-3b"},
     "no_rope_layers": {"smollm3-3b"},
+    "create_recurrent_attention_mask": {"bamba-9b"},
     "nn.Dropout": {"falcon-40b", "gpt2", "phi-3-mini-4k", "phi-4-mini"},
     "ScaledEmbedding": {"gemma-3-1b"},
     "q_norm": {"gemma-3-1b", "qwen3-0.6b", "olmo-2-7b"},
@@ -153,7 +154,7 @@ def test_no_branch_for_a_feature_that_the_model_lacks(example: str, word: str, w
 def test_helper_modules_are_there_only_where_needed(example: str, name: str, written) -> None:
     needs = {
         "layers.py": {"gemma-3-1b"},
-        "rope_utils.py": {"command-r", "gemma-3-1b", "phi-4-mini"},
+        "rope_utils.py": {"bamba-9b", "command-r", "gemma-3-1b", "phi-4-mini"},
     }
     assert (package(written(example)) / name).exists() is (example in needs[name])
 

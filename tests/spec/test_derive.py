@@ -137,7 +137,8 @@ def test_every_live_field_is_read_or_fixed(name: str) -> None:
     live = measured["live"]
     unknown = {name for name in live if any(f"config.{name} " in item.what for item in spec.review)}
     read = read_keys(spec, measured["real"]["attribute_map"])
-    assert set(live) <= read | {item.key for item in spec.fixed} | unknown
+    by_mixer = set(spec.mixer.reads) if spec.mixer else set()
+    assert set(live) <= read | by_mixer | {item.key for item in spec.fixed} | unknown
     assert {name for name in unknown if name not in read} <= {
         name for name in live if live[name]["effect"] == "unvaried"
     } | {item.key for item in spec.fixed}

@@ -45,16 +45,19 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
     """
     layer = roles.layer(index)
     x = recording[layer].x
+    mixes = roles.mixes(index)
     linears = [
-        path
-        for path in recording
-        if path.startswith(f"{layer}.{roles.attention}.") and isinstance(model.get_submodule(path), LINEAR)
+        path for path in recording if path.startswith(f"{mixes}.") and isinstance(model.get_submodule(path), LINEAR)
     ]
     mlp = [f"{layer}.{name}" for name in roles.mlp_linears]
     if not linears or any(path not in recording for path in mlp):
-        what = f"{roles.attention} and {', '.join(roles.mlp_linears)}"
+        what = f"{mixes.removeprefix(f'{layer}.')} and {', '.join(roles.mlp_linears)}"
         raise Unexplained("block", f"{layer} is not built as the first layer, of {what}")
-    ends = (recording[linears[0]].x, recording[linears[-1]].output, recording[mlp[0]].x, recording[mlp[-1]].output)
+    if index in roles.attention_layers:
+        taken, given = recording[linears[0]].x, recording[linears[-1]].output
+    else:
+        taken, given = recording[mixes].x, recording[mixes].output
+    ends = (taken, given, recording[mlp[0]].x, recording[mlp[-1]].output)
     if any(end.numel() != x.numel() for end in ends):
         shapes = ", ".join(str(tuple(end.shape)) for end in ends)
         raise Unexplained("block", f"the branches of {layer} take and give {shapes}, the layer {tuple(x.shape)}")
@@ -63,7 +66,7 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
         path.removeprefix(f"{layer}."): (call.x, call.output)
         for path, call in recording.items()
         if path.startswith(f"{layer}.")
-        and not path.startswith(f"{layer}.{roles.attention}.")
+        and not path.startswith(f"{mixes}.")
         and is_norm(model.get_submodule(path), call.x, call.output)
         and call.output.numel() == x.numel()
         and not torch.equal(call.output.reshape(-1), recording[mlp[-1]].x.reshape(-1))
@@ -80,27 +83,36 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
 
 
 def explain_blocks(model: PreTrainedModel, roles: Roles, recording: Recording) -> dict[str, Any]:
-    """The order of the layers, the same for all.
+    """The order of the layers, the same for all that mix tokens in the same way.
 
     Returns:
-        ``block`` and ``modules`` of the measurement.
+        ``block``, ``mixer_block`` (of the layers without an attention, None where there are none) and ``modules`` of
+        the measurement.
 
     Raises:
-        Unexplained: layers differ, or are none of the orders that are known.
+        Unexplained: layers of a kind differ, or are none of the orders that are known.
     """
-    found = [
-        explain_block(branches(model, roles, recording, index), roles.layer(index), model.config)
-        for index in range(len(model.get_submodule(roles.layers)))
-    ]
-    if len({str({**block, "difference": 0}) for block in found}) > 1:
-        raise Unexplained("block", "layers differ in the order of their norms")
-    block = {**found[0], "difference": max(one["difference"] for one in found)}
-    modules = [
-        {"reference": f"{roles.layers}.{{layer}}.{name}", "native": [native], "transposed": False, "groups": "1"}
-        for place, name in block.pop("reference_norms").items()
-        for native in [f"model.layers.{{layer}}.{block[place]}"]
-    ]
-    return {"block": block, "modules": modules}
+    others = [index for index in range(len(model.get_submodule(roles.layers))) if index not in roles.attention_layers]
+    modules: dict[str, dict[str, Any]] = {}
+    blocks: list[dict[str, Any] | None] = []
+    for indices in (roles.attention_layers, others):
+        found = [
+            explain_block(branches(model, roles, recording, index), roles.layer(index), model.config)
+            for index in indices
+        ]
+        if len({str({**block, "difference": 0}) for block in found}) > 1:
+            raise Unexplained("block", "layers differ in the order of their norms")
+        if not found:
+            blocks.append(None)
+            continue
+        block = {**found[0], "difference": max(one["difference"] for one in found)}
+        for place, name in block.pop("reference_norms").items():
+            reference, native = f"{roles.layers}.{{layer}}.{name}", [f"model.layers.{{layer}}.{block[place]}"]
+            row = {"reference": reference, "native": native, "transposed": False, "groups": "1"}
+            if modules.setdefault(reference, row) != row:
+                raise Unexplained("block", f"{name} stands at several places, depending on what the layer mixes with")
+        blocks.append(block)
+    return {"block": blocks[0], "mixer_block": blocks[1], "modules": list(modules.values())}
 
 
 def explain_block(layer: Branches, path: str, config: PretrainedConfig) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def explain_dropouts(
     cls: type[PreTrainedModel],
     fields: Mapping[str, Any],
     roles: Roles,
-    block: Mapping[str, Any],
+    blocks: Mapping[str, Any],
     ids: torch.Tensor,
 ) -> dict[str, str | None]:
     """Config key of the dropout at each place; None where there is none.
@@ -71,7 +71,7 @@ def explain_dropouts(
         if "drop" in name and isinstance(value, (int, float)) and not isinstance(value, bool) and "layer" not in name
     ]
     found: dict[str, str | None] = dict.fromkeys(PLACES)
-    for key, places in _placed(cls, fields, roles, block, ids, keys).items():
+    for key, places in _placed(cls, fields, roles, blocks, ids, keys).items():
         if places and all(found[place] is None for place in places):
             found |= dict.fromkeys(places, key)
     return found
@@ -81,20 +81,20 @@ def _placed(
     cls: type[PreTrainedModel],
     fields: Mapping[str, Any],
     roles: Roles,
-    block: Mapping[str, Any],
+    blocks: Mapping[str, Any],
     ids: torch.Tensor,
     keys: list[str],
 ) -> dict[str, list[str]]:
     """Places of each field; told apart by their probabilities where the class takes them all, else one by one."""
     probabilities = {key: 0.125 + index / 64 for index, key in enumerate(keys)}
     try:
-        return _caught(cls, {**fields, **probabilities}, roles, block, ids, probabilities)
+        return _caught(cls, {**fields, **probabilities}, roles, blocks, ids, probabilities)
     except Exception:  # the class takes no such probability for one of them
         placed: dict[str, list[str]] = {}
         for key in keys:
             one = {**fields, **dict.fromkeys(keys, 0.0), key: probabilities[key]}
             try:
-                placed |= _caught(cls, one, roles, block, ids, {key: probabilities[key]})
+                placed |= _caught(cls, one, roles, blocks, ids, {key: probabilities[key]})
             except Exception:
                 continue
         return placed
@@ -104,7 +104,7 @@ def _caught(
     cls: type[PreTrainedModel],
     fields: Mapping[str, Any],
     roles: Roles,
-    block: Mapping[str, Any],
+    blocks: Mapping[str, Any],
     ids: torch.Tensor,
     probabilities: Mapping[str, float],
 ) -> dict[str, list[str]]:
@@ -112,14 +112,18 @@ def _caught(
     with Caught() as caught:
         recording, _ = record(model, input_ids=ids)
     depth = len(model.get_submodule(roles.layers))
-    factor = multipliers(model.config)[block["multiplier"]] if block["multiplier"] else 1.0
-    layers = [_Layer.of(model, roles, recording, index, block, factor) for index in range(depth)]
+    layers = []
+    for index in range(depth):
+        block = blocks["block" if index in roles.attention_layers else "mixer_block"]
+        factor = multipliers(model.config)[block["multiplier"]] if block["multiplier"] else 1.0
+        layers.append(_Layer.of(model, roles, recording, index, block, factor))
     placed: dict[str, list[str]] = {}
     for key, probability in probabilities.items():
         counts: Counter[str] = Counter()
         for given in (given for one, given in caught.calls if abs(one - probability) < 1e-6):
             counts.update(_places(given, layers))
-        expected = {place: 1 if place == "embedding" else depth for place in PLACES if place in counts}
+        times = {"embedding": 1, "attention_weights": len(roles.attention_layers)}
+        expected = {place: times.get(place, depth) for place in PLACES if place in counts}
         placed[key] = list(expected) if counts == expected else []
     return placed
 

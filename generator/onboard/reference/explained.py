@@ -92,7 +92,7 @@ class _Evidence:
 
     def _explain(self, path: str, index: int) -> tuple[str, float]:
         module = self.model.get_submodule(path)
-        if self.roles is not None and path == f"{self.roles.layer(index)}.{self.roles.attention}":
+        if self.roles is not None and path == self.roles.mixes(index) and index in self.roles.attention_layers:
             parts = (self.fields, self.model, self.roles, self.recording, self.input_ids)
             attention = explain_attentions(type(self.model), *parts)["attention"]
             return "softmax attention", attention["difference"]
@@ -115,7 +115,7 @@ class _Evidence:
         if len(linears) < 2:
             raise Unexplained("mlp", f"no hypothesis is about a module with {len(linears)} projections that run")
         # Taken for the MLP of its layer, whatever its neighbours are.
-        roles = Roles("", str(self.layers), None, "", "", path.removeprefix(layer), linears)
+        roles = Roles("", str(self.layers), None, "", "", path.removeprefix(layer), linears, (index,))
         found = explain_mlp(self.model, roles, self.recording, index)
         call, last = self.recording[path], self.recording[layer + linears[-1]].output
         added = [

@@ -47,6 +47,7 @@ from onboard.reference.dropouts import explain_dropouts
 from onboard.reference.ends import explain_embedding, explain_head, is_cap, pads, rounds_scale
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
+from onboard.reference.mixers import explain_mixer
 from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms, settle_eps
 from onboard.reference.record import record
@@ -96,15 +97,17 @@ def probe(
         short, _ = record(build(cls, fields), input_ids=input_ids[:, :SHORT])
         fit_layers(model, roles, short)
     mlp = explain_mlps(cls, fields, model, roles, recording, input_ids)
+    mixer = explain_mixer(cls, fields, model, roles, input_ids)
     blocks = explain_blocks(model, roles, recording)
     embedding = explain_embedding(model, input_ids, roles, recording)
     head = {"reference": roles.head, "native": ["lm_head"], "transposed": False, "groups": "1"}
     norm = {"reference": roles.final_norm, "native": ["model.norm"], "transposed": False, "groups": "1"}
-    parts = (embedding, blocks, attention, mlp)
+    parts = (embedding, blocks, attention, mixer, mlp)
     modules = [entry for part in parts for entry in part["modules"]] + [norm] * bool(roles.final_norm) + [head]
-    norms, width = _norms(model, modules), model.config.hidden_size
+    inside = (f".{mixer['mixer']['name']}.",) if mixer["mixer"] else ()
+    norms, width = _norms(model, modules, inside), model.config.hidden_size
     formula = settle_eps(cls, fields, explain_norms(norms, width, model.config), norms, width)
-    dropouts = explain_dropouts(cls, fields, roles, blocks["block"], input_ids)
+    dropouts = explain_dropouts(cls, fields, roles, blocks, input_ids)
     return {
         "transformers": transformers.__version__,
         "reference_class": cls.__name__,
@@ -113,7 +116,11 @@ def probe(
         "tiny_sizes": {name: size(model.config, name) for name in SIZES},
         "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "roles": {
-            name: getattr(roles, name) for name in ("embedding", "layers", "final_norm", "head", "attention", "mlp")
+            **{
+                name: getattr(roles, name)
+                for name in ("embedding", "layers", "final_norm", "head", "attention", "mixer", "mlp")
+            },
+            "attention_layers": list(roles.attention_layers),
         },
         "modules": modules,
         "norm": formula,
@@ -122,6 +129,7 @@ def probe(
         "attention": attention["attention"],
         "rope": attention["rope"],
         "block": blocks["block"],
+        "mixer": mixer["mixer"] and mixer["mixer"] | {"block": blocks["mixer_block"]},
         "dropouts": dropouts,
         "embedding": embedding["embedding"]
         | {
@@ -134,16 +142,20 @@ def probe(
     }
 
 
-def _norms(model: PreTrainedModel, modules: list[dict[str, Any]]) -> dict[str, torch.nn.Module]:
+def _norms(
+    model: PreTrainedModel, modules: list[dict[str, Any]], mixers: tuple[str, ...] = ()
+) -> dict[str, torch.nn.Module]:
     """The norms that share one formula: the layers', the final one and the embedding's."""
-    inside = (".self_attn.", ".mlp.")
+    inside = (".self_attn.", ".mlp.", *mixers)
+    paths = {path for path, _ in model.named_modules()}
     out = {}
     for entry in modules:
         native = entry["native"][0]
         if native.endswith("norm") and not any(part in native for part in inside):
             for layer in range(model.config.num_hidden_layers) if "{layer}" in native else (0,):
                 path = entry["reference"].replace("{layer}", str(layer))
-                out[path] = model.get_submodule(path)
+                if path in paths:
+                    out[path] = model.get_submodule(path)
     return out
 
 
@@ -257,7 +269,7 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
     """Names on disk and in memory of the untied model, and which of them a tied one leaves out.
 
     Raises:
-        Unexplained: a parameter of a module that has no part in the decoder.
+        Unexplained: a parameter of a module that has no part in the decoder, or that the checkpoint holds otherwise.
     """
     layouts, named = {}, {}
     for tied in (False, True):
@@ -270,6 +282,8 @@ def _checkpoint(cls: type[PreTrainedModel], fields: dict[str, Any], modules: lis
                 patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
                 prefix = model.base_model_prefix
     _check_modules(named, modules)
+    if relaid := [name for name in named if name not in renamed]:
+        raise Unexplained("layout", f"the checkpoint holds {relaid[0]} in parts, or in another layout")
     return {
         "disk": layouts[False],
         "native": sorted(named),

@@ -11,14 +11,23 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 from transformers.pytorch_utils import Conv1D
 
 from onboard.reference.record import Recording
 
 LINEAR = (nn.Linear, Conv1D)
 _ATTENTION_ARGUMENTS = frozenset(
-    ("attention_mask", "position_embeddings", "past_key_values", "past_key_value", "layer_past", "alibi")
+    (
+        "attention_mask",
+        "position_embeddings",
+        "past_key_values",
+        "past_key_value",
+        "layer_past",
+        "alibi",
+        "cache_params",
+    )
 )
 
 
@@ -44,7 +53,9 @@ class Roles:
 
     Args:
         final_norm: None where the head takes the last layer's output.
-        attention: the module that mixes tokens.
+        attention: the module that mixes tokens by softmax attention.
+        attention_layers: the layers that have it.
+        mixer: the module that carries a state from token to token in all other layers; None where there are none.
         mlp: the module that holds the feed-forward projections, None where they are children of the layer.
         mlp_linears: the feed-forward projections, in the order in which they run.
     """
@@ -56,10 +67,22 @@ class Roles:
     attention: str
     mlp: str | None
     mlp_linears: tuple[str, ...]
+    attention_layers: tuple[int, ...]
+    mixer: str | None = None
 
     def layer(self, index: int) -> str:
         """Path of one decoder layer."""
         return f"{self.layers}.{index}"
+
+    @property
+    def first_attention_layer(self) -> str:
+        """Path of the first layer with an attention."""
+        return self.layer(self.attention_layers[0])
+
+    def mixes(self, index: int) -> str:
+        """Path of the module that mixes tokens in a layer."""
+        name = self.attention if index in self.attention_layers or self.mixer is None else self.mixer
+        return f"{self.layer(index)}.{name}"
 
 
 def find_roles(model: PreTrainedModel, recording: Recording) -> Roles:
@@ -73,8 +96,9 @@ def find_roles(model: PreTrainedModel, recording: Recording) -> Roles:
     head = model.get_output_embeddings()
     if head is None:
         raise Unexplained("head", f"{type(model).__name__} has no language-modelling head")
-    layer_path, layer = f"{layers}.0", model.get_submodule(f"{layers}.0")
-    attention = _attention(layer)
+    with_attention = attention_layers(model.config, len(model.get_submodule(layers)))
+    layer_path = f"{layers}.{with_attention[0]}"
+    attention = _token_mixer(model.get_submodule(layer_path))
     ran = [path for path in recording if path.startswith(f"{layer_path}.")]
     linears = tuple(
         path.removeprefix(f"{layer_path}.")
@@ -94,7 +118,24 @@ def find_roles(model: PreTrainedModel, recording: Recording) -> Roles:
         attention=attention,
         mlp=owners.pop(),
         mlp_linears=linears,
+        attention_layers=with_attention,
+        mixer=_mixer(model.get_submodule(layers), with_attention),
     )
+
+
+def attention_layers(config: PretrainedConfig, depth: int) -> tuple[int, ...]:
+    """The layers for which transformers' cache keeps keys and values, and no recurrent or convolutional state.
+
+    Raises:
+        Unexplained: no layer is of this kind, or some keep both.
+    """
+    kept = DynamicCache(config=config).layers
+    if len(kept) != depth:
+        return tuple(range(depth))
+    recurrent = [isinstance(layer, LinearAttentionCacheLayerMixin) for layer in kept]
+    if all(recurrent):
+        raise Unexplained("block", "no layer has keys and values of its own alone")
+    return tuple(index for index, carries in enumerate(recurrent) if not carries)
 
 
 def find_layers(model: PreTrainedModel, recording: Recording) -> str:
@@ -119,8 +160,16 @@ def find_layers(model: PreTrainedModel, recording: Recording) -> str:
     return str(lists[0])
 
 
-def _attention(layer: nn.Module) -> str:
-    """The child that takes what only attention needs."""
+def _mixer(layers: nn.ModuleList, with_attention: tuple[int, ...]) -> str | None:
+    """The child that mixes tokens in the layers without an attention."""
+    names = {_token_mixer(layer) for index, layer in enumerate(layers) if index not in with_attention}
+    if len(names) > 1:
+        raise Unexplained("block", f"layers mix tokens in modules of several names: {', '.join(sorted(names))}")
+    return names.pop() if names else None
+
+
+def _token_mixer(layer: nn.Module) -> str:
+    """The child that takes what only a module needs that looks at other tokens."""
     found = [
         name
         for name, child in layer.named_children()

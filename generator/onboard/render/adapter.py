@@ -19,7 +19,8 @@ def adapter_context(spec: ArchSpec) -> dict[str, Any]:
         to the expression of its rows, of those that are stored as parts of a fused tensor. ``renames_modules``: whether
         a module has another name on disk. ``has_final_norm``: whether the final norm has a tensor. ``base_prefix``;
         ``has_conditional_rows`` and ``fused_conditionally``: whether some rows, or some that are split, depend on the
-        config.
+        config. ``has_layer_rows``: whether some exist in some layers alone; ``layer_rows``: the expressions of these
+        layers to the functions that they are rendered as.
     """
     rows = spec.checkpoint.rows
     splits = any("split" in row.operation for row in rows)
@@ -32,9 +33,14 @@ def adapter_context(spec: ArchSpec) -> dict[str, Any]:
         "renames_modules": any(row.native != (row.disk,) for row in rows),
         "has_final_norm": any("model.norm.weight" in row.native for row in rows),
         "has_conditional_rows": any(row.only_if for row in rows),
+        "has_layer_rows": any(row.layers for row in rows),
+        "layer_rows": {row.layers: _FUNCTIONS[" != " in row.layers] for row in rows if row.layers},
         "fused_conditionally": any(row.only_if for row in fused(spec)),
         "base_prefix": spec.checkpoint.base_prefix,
     }
+
+
+_FUNCTIONS = {True: "_has_attention", False: "_has_mixer"}
 
 
 def part_rows(spec: ArchSpec) -> dict[str, str]:
@@ -45,13 +51,14 @@ def part_rows(spec: ArchSpec) -> dict[str, str]:
     Raises:
         ValueError: a fused tensor has a part that is none of these.
     """
-    attention = spec.attention
+    attention, gate = spec.attention, spec.attention.gate
     query, key_value = (
         f"{_factor(heads)} * head_dim" for heads in (attention.num_heads, attention.num_key_value_heads)
     )
     feed_forward = spec.mlp.intermediate_size
     known = {
         "q_proj": query,
+        "g_proj": query if gate is None or gate.over == "element" else attention.num_heads,
         "k_proj": key_value,
         "v_proj": key_value,
         "gate_proj": feed_forward,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from onboard.render.adapter import adapter_context
-from onboard.spec.arch import ArchSpec, Norm
+from onboard.spec.arch import ArchSpec, Block, Norm
 
 # Rotation tables that the framework's own LlamaRotaryEmbedding computes as transformers does. The others depend on the
 # length of the batch, or rotate a part of the head, or differ by layer type.
@@ -49,7 +49,10 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "interleaved": attention.rotary == "interleaved",
         "checks_rope": rope is not None and rope.dim is None,
         "has_sliding": has_sliding,
-        "by_layer_type": spec.has_layer_types and by_type,
+        "by_layer_type": spec.has_layer_types and (by_type or spec.mixer is not None),
+        # A state that runs from token to token does not stop where a document ends.
+        "packs": spec.mixer is None,
+        "two_layer_classes": spec.mixer is not None and spec.mixer.block != spec.block,
         # transformers' window mask and static caches read the window and the layer types from these fields alone.
         "window_from_config": attention.window_key == "sliding_window",
         "scale_key": next(iter(re.findall(r"config\.(\w+)", spec.head.scale or "")), None),
@@ -63,7 +66,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "position_rows": f"{positions.size} + {positions.offset}"
         if positions and positions.offset
         else positions and positions.size,
-        "te_supported": not te_lacks,
+        "te_supported": not te_lacks and spec.mixer is None,
         "te_lacks": te_lacks,
         "supports_flash": not (attention.alibi or attention.sinks),
         "supports_sdpa": not (attention.softcap or attention.sinks),
@@ -71,7 +74,8 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         **adapter_context(spec),
         "summary": summary(spec),
         "attention_summary": attention_summary(spec),
-        "block_summary": block_summary(spec),
+        "block_summary": block_summary(spec, spec.block),
+        "mixer_block_summary": block_summary(spec, spec.mixer.block) if spec.mixer else "",
         "layer_reasons": layer_reasons(spec),
         "rope_reason": rope_reason(spec),
     }
@@ -154,7 +158,9 @@ def summary(spec: ArchSpec) -> str:
         parts.append("scaled residual branches")
     if spec.head.scale:
         parts.append("scaled logits")
-    return f"{_block_order(spec)} decoder: {'; '.join(parts)}."
+    if spec.mixer:
+        parts.append(f"transformers' {spec.mixer.class_name} in the layers of kind {spec.mixer.kind}")
+    return f"{_block_order(spec.block)} decoder: {'; '.join(parts)}."
 
 
 def attention_summary(spec: ArchSpec) -> str:
@@ -168,6 +174,8 @@ def attention_summary(spec: ArchSpec) -> str:
             "width": "over the whole projection",
         }
         extras.append(f"q/k norm {over[a.qk_norm.over]}" + (" after the rotation" if a.qk_norm.after_rope else ""))
+    if a.gate:
+        extras.append(f"a {a.gate.activation} gate on {'the outputs' if a.gate.over == 'element' else 'each head'}")
     if a.output_norm:
         extras.append("a norm before the output projection")
     if a.alibi:
@@ -195,7 +203,7 @@ def attention_summary(spec: ArchSpec) -> str:
     return f"{kind} attention with {listed}."
 
 
-def block_summary(spec: ArchSpec) -> str:
+def block_summary(spec: ArchSpec, block: Block) -> str:
     """One line on the order of a layer."""
     return {
         "Pre-norm": "Decoder layer with norms before attention and MLP.",
@@ -203,13 +211,12 @@ def block_summary(spec: ArchSpec) -> str:
         "Late-norm": "Decoder layer with norms after the residual additions.",
         "Sandwich-norm": "Decoder layer with norms before and after attention and MLP.",
         "Norm-free": "Decoder layer without norms.",
-        "Mixed-norm": f"Decoder layer with the norms {', '.join(spec.block.norms)}.",
+        "Mixed-norm": f"Decoder layer with the norms {', '.join(block.norms)}.",
         "Parallel": "Decoder layer whose attention and MLP run side by side.",
-    }[_block_order(spec)]
+    }[_block_order(block)]
 
 
-def _block_order(spec: ArchSpec) -> str:
-    b = spec.block
+def _block_order(b: Block) -> str:
     if b.parallel:
         return "Parallel"
     before = (b.pre_attention_norm is not None, b.pre_mlp_norm is not None)
@@ -304,6 +311,7 @@ def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]
 
     norm = norm_words(spec.norm)
     embedding = "embedding" + (" with a constant factor" if spec.embedding.scale else "")
+    mixed = spec.mixer.block.norms if spec.mixer else ()
     mlp = f"{'gated ' if spec.mlp.gated else ''}MLP with {spec.mlp.activation}"
     out = [native("model.embed_tokens", "embedding", embedding)]
     if spec.embedding.positions:
@@ -315,8 +323,13 @@ def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]
     out += [
         native(f"{layer}.self_attn", "attention", attention_summary(spec)[:-1]),
         native(f"{layer}.mlp", "mlp", mlp),
-        *(native(f"{layer}.{name}", "norm", norm) for name in spec.block.norms),
+        *(native(f"{layer}.{name}", "norm", norm) for name in dict.fromkeys((*spec.block.norms, *mixed))),
     ]
+    if spec.mixer:
+        difference = measured["mixer"]["difference"]
+        why = f"transformers' {spec.mixer.class_name}, which carries a state from token to token, is built and called "
+        why += f"as in the reference, max difference {difference:.1e}"
+        out.append({"path": f"{layer}.{spec.mixer.name}", "origin": "reused", "why": why})
     if spec.final_norm:
         out.append(native("model.norm", "norm", norm))
     return [*out, native("lm_head", "head", "linear head")]

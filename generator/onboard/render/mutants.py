@@ -37,6 +37,7 @@ def mutants(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mapp
         *_norms(spec),
         *_mlp(spec),
         *_block(spec),
+        *_mixer(spec),
         Mutant("two layers swapped", "swap_layers"),
         *_rope(spec, tiny),
         *_windows(spec, tiny, variants),
@@ -69,6 +70,12 @@ def _attention(spec: ArchSpec) -> list[Mutant]:
         out.append(
             Mutant("output norm left out", 'set_attribute("self_attn", "output_norm", lambda *_: nn.Identity())')
         )
+    if a.gate:
+        out.append(Mutant("output gate left out", 'edit("self_attn.g_proj.weight", torch.zeros_like)'))
+        if a.gate.over == "element":
+            out.append(
+                Mutant("queries and gates swapped", 'swap("self_attn.q_proj.weight", "self_attn.g_proj.weight")')
+            )
     if a.query_scale:
         out.append(Mutant("queries that do not grow", "constant_queries"))
     if a.softcap:
@@ -116,6 +123,15 @@ def _block(spec: ArchSpec) -> list[Mutant]:
     if spec.block.multiplier is None:
         return []
     return [Mutant("residual branches unscaled", 'set_attribute("", "residual_multiplier", lambda *_: 1.0)')]
+
+
+def _mixer(spec: ArchSpec) -> list[Mutant]:
+    if spec.mixer is None:
+        return []
+    return [
+        Mutant("mixers left out", "no_mixers"),
+        Mutant("mixers see the next token", "mixers_look_ahead"),
+    ]
 
 
 def _rope(spec: ArchSpec, tiny: Mapping[str, Any]) -> list[Mutant]:

@@ -274,7 +274,12 @@ def oracle_attention(spec: ArchSpec, measured: Mapping[str, Any]) -> str:
 def _submodules(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Where a layer's attention and MLP end, ``{layer}`` open: path in the reference, path in the package's model."""
     ends = ("model.layers.{layer}.self_attn.o_proj", "model.layers.{layer}.mlp.down_proj")
-    return [(entry["reference"], name) for entry in measured["modules"] for name in entry["native"] if name in ends]
+    found = [(entry["reference"], name) for entry in measured["modules"] for name in entry["native"] if name in ends]
+    if measured.get("mixer"):
+        roles = measured["roles"]
+        native = f"model.layers.{{layer}}.{measured['mixer']['name']}"
+        found.append((f"{roles['layers']}.{{layer}}.{roles['mixer']}", native))
+    return found
 
 
 def _disk_of(measured: Mapping[str, Any]) -> dict[str, str]:

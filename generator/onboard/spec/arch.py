@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-LayerKind = Literal["full_attention", "sliding_attention"]
-"""The kind of one decoder layer, in the words of transformers' ``layer_types``."""
+LayerKind = str
+"""The kind of one decoder layer, in the words of transformers' ``layer_types``: ``full_attention``, ``conv`` ..."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,21 @@ class QueryScale:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputGate:
+    """A gate from the attention's input on the heads' outputs, before the output projection.
+
+    Args:
+        over: ``element``: each number of a head's output has one; ``head``: each head has one.
+        activation: what it goes through: ``sigmoid`` or ``softplus``.
+        bias: of its projection.
+    """
+
+    over: Literal["element", "head"]
+    activation: Literal["sigmoid", "softplus"]
+    bias: Bias
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Softmax attention over grouped queries (``num_key_value_heads`` of 1: multi-query; as many as heads: multi-head).
 
@@ -145,6 +160,7 @@ class Attention:
             the key is set; None without a window.
         dropout_key: config key of the dropout on attention weights, or None.
         query_scale: growth of the queries with their position, after the rotation; None where there is none.
+        gate: None where the heads' outputs are not gated.
     """
 
     num_heads: str
@@ -166,6 +182,7 @@ class Attention:
     window_layers: str | None
     dropout_key: str | None
     query_scale: QueryScale | None = None
+    gate: OutputGate | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +271,39 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Mixer:
+    """Transformers' own module, which mixes tokens in layers without softmax attention and carries a state.
+
+    Args:
+        name: its attribute of the layer.
+        class_name, module: the class, and the module of transformers that defines it.
+        family, family_module: transformers' class of the models that have it, which knows how to initialise it.
+        arguments: constructor arguments by name: ``config``, ``layer_idx`` or a literal.
+        hidden_states, padding_mask, cache: names of the three arguments that it is called with.
+        returns_tuple: whether its output is the first of several.
+        layers: expression that is true in the layers that have it.
+        kind: what ``config.layer_types`` calls such a layer.
+        block: the order of such a layer.
+        reads: config fields that it reads by itself.
+    """
+
+    name: str
+    class_name: str
+    module: str
+    family: str
+    family_module: str
+    arguments: tuple[tuple[str, str], ...]
+    hidden_states: str
+    padding_mask: str
+    cache: str
+    returns_tuple: bool
+    layers: str
+    kind: str
+    block: Block
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Dropouts:
     """Config key of each dropout's probability, None where there is none.
 
@@ -336,6 +386,8 @@ class KeyRow:
         groups: for a split: expression of the number of groups; each group holds its share of every native tensor, in
             order. ``1``: ``[q | k | v]``; ``config.num_attention_heads``: q, k and v of each head beside each other.
         only_if: boolean config field without which the tensor does not exist; empty where it always does.
+        layers: expression of ``config`` and ``layer_idx`` that is true in the layers that have the tensor; empty where
+            all have it.
     """
 
     disk: str
@@ -344,6 +396,7 @@ class KeyRow:
     shape: str
     groups: str = "1"
     only_if: str = ""
+    layers: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,6 +459,7 @@ class ArchSpec:
     Args:
         norm: the formula of the layers' norms, the final norm and the embedding's norm.
         final_norm: whether a norm stands between the last layer and the head.
+        mixer: what mixes tokens in the layers without an attention; None where all have one.
         architecture: the name in config.json's ``architectures``; the registry's key.
         reference_class: transformers' class that is the oracle.
         config_class: transformers' config class.
@@ -436,12 +490,14 @@ class ArchSpec:
     fixed: tuple[FixedField, ...]
     review: tuple[ReviewItem, ...]
     provenance: Mapping[str, Provenance] = field(hash=False)
+    mixer: Mixer | None = None
 
     @property
     def biases(self) -> tuple[Bias, ...]:
         """Every bias that a projection or a norm may have."""
         a = self.attention
-        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+        gate = (a.gate.bias,) if a.gate else ()
+        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, *gate, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
 
     @property
     def scalar_expressions(self) -> tuple[str, ...]:

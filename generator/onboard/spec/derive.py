@@ -28,8 +28,10 @@ from onboard.spec.arch import (
     FixedField,
     Head,
     LayerKind,
+    Mixer,
     Mlp,
     Norm,
+    OutputGate,
     Positions,
     QKNorm,
     QueryScale,
@@ -74,6 +76,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         rope=_rope(found),
         mlp=mlp,
         block=Block(**{name: found["block"][name] for name in Block.__dataclass_fields__}),
+        mixer=_mixer(found),
         head=Head(found["head"]["bias"], found["head"]["scale"], found["head"]["softcap_key"]),
         dropouts=Dropouts(**{name: drops[name] for name in Dropouts.__dataclass_fields__}),
         tying=Tying(bool(real["tie_word_embeddings"])),
@@ -145,7 +148,14 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         alibi=a["alibi"] and Alibi(a["alibi"]["bias_max"], a["alibi"]["scaled"]),
         dropout_key=found["dropouts"]["attention_weights"],
         query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
+        gate=_gate(a.get("gate"), f"{layer}.g_proj.bias", found),
     )
+
+
+def _gate(gate: Mapping[str, Any] | None, native_bias: str, found: Mapping[str, Any]) -> OutputGate | None:
+    if gate is None:
+        return None
+    return OutputGate(gate["over"], gate["activation"], _bias(gate["bias"], native_bias, found))
 
 
 def _norm(found: Mapping[str, Any], bias: Bias | None = None) -> Norm:
@@ -193,6 +203,23 @@ def _mlp(found: Mapping[str, Any]) -> Mlp:
     )
 
 
+def _mixer(found: Mapping[str, Any]) -> Mixer | None:
+    m = found.get("mixer")
+    if m is None:
+        return None
+    names = {what: name for name, what in m["call"].items()}
+    return Mixer(
+        **{name: m[name] for name in ("name", "module", "family", "family_module", "returns_tuple", "layers", "kind")},
+        class_name=m["class"],
+        arguments=tuple(m["arguments"].items()),
+        hidden_states=names["hidden_states"],
+        padding_mask=names["attention_mask"],
+        cache=names["past_key_values"],
+        block=Block(**{name: m["block"][name] for name in Block.__dataclass_fields__}),
+        reads=tuple(m["reads"]),
+    )
+
+
 def _embedding(found: Mapping[str, Any]) -> Embedding:
     e = found["embedding"]
     positions = Positions(**e["positions"]) if e["positions"] else None
@@ -216,9 +243,10 @@ def _bias(present: bool, native: str, found: Mapping[str, Any]) -> Bias:
 def _layer_kinds(found: Mapping[str, Any], attention: Attention) -> tuple[LayerKind, ...]:
     depth: int = found["real"]["num_hidden_layers"]
     values = config_values(found)
+    if found.get("mixer"):
+        return tuple(values["layer_types"])
     if attention.window_key is None or attention.window_layers is None or values.get(attention.window_key) is None:
-        full: LayerKind = "full_attention"
-        return (full,) * depth
+        return ("full_attention",) * depth
     kinds: list[LayerKind] = []
     for index in range(depth):
         slides = evaluate(attention.window_layers, values, index)
@@ -234,6 +262,7 @@ def _letters(found: Mapping[str, Any]) -> dict[str, str]:
     width = evaluate(found["mlp"]["intermediate_size"], values)
     words = {
         (heads + 2 * kv_heads) * head_dim: "(N + 2K)D",
+        2 * heads * head_dim: "2ND",
         kv_heads * head_dim: "KD",
         heads * head_dim: "ND",
         2 * width: "2F",
@@ -299,7 +328,9 @@ def _fixed_field(name: str, found: Mapping[str, Any]) -> FixedField:
 
 def _unread(spec: ArchSpec, found: Mapping[str, Any]) -> list[str]:
     """Fields that are live, or of which nothing is known, and that generated code does not read."""
-    return [name for name in found["live"] if name not in read_keys(spec, found["real"].get("attribute_map", {}))]
+    read = read_keys(spec, found["real"].get("attribute_map", {}))
+    by_mixer = set(spec.mixer.reads) if spec.mixer else set()
+    return [name for name in found["live"] if name not in read | by_mixer]
 
 
 def _unvaried(spec: ArchSpec, found: Mapping[str, Any]) -> list[ReviewItem]:

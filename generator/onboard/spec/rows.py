@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from onboard.errors import Unsupported
 from onboard.spec.arch import IgnoredKey, KeyRow
 
+_PLACES = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
 _ORDER = ("model.embed_tokens", "model.embed_positions", "model.embed_norm", "model.layers", "model.norm", "lm_head")
 
 
@@ -34,12 +36,36 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
         if name not in found["disk"] and not _explained(name, found):
             continue  # of a setting that is not served: the field that brings it is refused
         shape = found["disk"].get(name) or found["disk"].get(re.sub(r"bias$", "weight", name), [])[:1]
-        rows[pattern] = _row(pattern, _shape(shape, found), optional.get(name, ""), found)
+        row = _row(pattern, _shape(shape, found), optional.get(name, ""), found)
+        rows[pattern] = replace(row, layers=_layers(row.native[0], found))
+        if _of_mixer(row.native[0], found):
+            # The letters are those of attention and MLP.
+            rows[pattern] = replace(rows[pattern], shape=f"as in {found['mixer']['class']}")
 
     def place(row: KeyRow) -> int:
         return next(index for index, prefix in enumerate(_ORDER) if row.native[0].startswith(prefix))
 
     return tuple(sorted(rows.values(), key=place))
+
+
+def _layers(native: str, found: Mapping[str, Any]) -> str:
+    """Expression of the layers that have a tensor, where a mixer takes the attention's place in others."""
+    mixer = found.get("mixer")
+    if mixer is None or not native.startswith("model.layers."):
+        return ""
+    part = native.split(".")[3]
+    blocks = (found["block"], mixer["block"])
+    with_attention, with_mixer = (part in {one[place] for place in _PLACES} for one in blocks)
+    if part == "self_attn" or with_attention > with_mixer:
+        return str(mixer["layers"]).replace("==", "!=")
+    if _of_mixer(native, found) or with_mixer > with_attention:
+        return str(mixer["layers"])
+    return ""
+
+
+def _of_mixer(native: str, found: Mapping[str, Any]) -> bool:
+    mixer = found.get("mixer")
+    return mixer is not None and native.startswith(f"model.layers.{{layer}}.{mixer['name']}.")
 
 
 def only_a_bias(parameter: str, effect: Mapping[str, Any]) -> bool:
@@ -61,14 +87,25 @@ def disk_name(found: Mapping[str, Any], parameter: str) -> str:
 
 
 def reference_parameter(found: Mapping[str, Any], native: str) -> str | None:
-    """The reference's parameter in layer 0 that a native one comes from, by its pattern; None where none does."""
+    """The reference's parameter that a native one comes from, in the first layer that has it; None where none does.
+
+    Args:
+        found: the measurement.
+        native: pattern of the native parameter's name.
+    """
     path, _, leaf = native.rpartition(".")
+    layer = _first_layer(native, found)
     for entry in found["modules"]:
         if native in entry["native"]:
-            return str(entry["reference"]).replace("{layer}", "0")
+            return str(entry["reference"]).replace("{layer}", layer)
         if path in entry["native"]:
-            return f"{entry['reference']}.{leaf}".replace("{layer}", "0")
+            return f"{entry['reference']}.{leaf}".replace("{layer}", layer)
     return None
+
+
+def _first_layer(native: str, found: Mapping[str, Any]) -> str:
+    """Index of the first layer that has a native parameter."""
+    return str(found["roles"].get("attention_layers", [0])[0]) if ".self_attn." in native else "0"
 
 
 def _row(pattern: str, shape: str, only_if: str, found: Mapping[str, Any]) -> KeyRow:

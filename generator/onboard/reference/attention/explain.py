@@ -46,7 +46,7 @@ def explain_attentions(
     Raises:
         Unexplained: an attention that no hypothesis reproduces, or several do.
     """
-    path = f"{roles.layer(0)}.{roles.attention}"
+    path = f"{roles.first_attention_layer}.{roles.attention}"
     if find_latents(model.get_submodule(path), path, recording):
         found = explain_latents(model, roles, recording)
         raise Unexplained(
@@ -124,6 +124,7 @@ def _first(choices: Choices) -> dict[str, str]:
 
 def _attention(run: Run, texts: dict[str, str]) -> dict[str, Any]:
     first, evidence = run.fits[0].setting, run.fits[0].evidence
+    gate = first.layout.gate
     rotation = next((fit.setting.rotation for fit in run.fits if fit.setting.rotation), None)
     bias = {part: evidence.biases[name] for name, parts in first.layout.parts for part in parts}
     output_norm = evidence.output_norm
@@ -131,6 +132,7 @@ def _attention(run: Run, texts: dict[str, str]) -> dict[str, Any]:
     return {
         **{name: texts[name] for name in ("num_heads", "num_key_value_heads", "head_dim", "scale")},
         "biases": {**{part: bias[part] for part in ("q", "k", "v")}, "o": evidence.biases[""]},
+        "gate": gate and {"over": gate.over, "activation": gate.activation, "bias": bias["g"]},
         "qk_norm": _qk_norm(run.fits[0], texts),
         "output_norm": fit_norm_call(evidence, output_norm, run.config).formula() if output_norm else None,
         "rotary": rotation.style if rotation else None,

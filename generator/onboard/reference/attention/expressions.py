@@ -127,11 +127,13 @@ def soft_caps(config: PretrainedConfig) -> list[Expression]:
     return sorted(found, key=lambda one: "attn" not in one.text and "attention" not in one.text)
 
 
-def by_value(expressions: Iterable[Expression], layers: int = 1) -> dict[tuple[float, ...], list[Expression]]:
-    """Expressions of equal values together, in order."""
+def by_value(
+    expressions: Iterable[Expression], layers: Iterable[int] = (0,)
+) -> dict[tuple[float, ...], list[Expression]]:
+    """Expressions of equal values in these layers together, in order."""
     groups: dict[tuple[float, ...], list[Expression]] = {}
     for one in expressions:
-        groups.setdefault(tuple(float(one.of_layer(layer)) for layer in range(layers)), []).append(one)
+        groups.setdefault(tuple(float(one.of_layer(layer)) for layer in layers), []).append(one)
     return groups
 
 

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from onboard.reference.attention import expressions
 from onboard.reference.attention.evidence import Evidence, read_layer
 from onboard.reference.attention.expressions import Expression
-from onboard.reference.attention.projections import Heads, Layout, first_value_fits, layouts
+from onboard.reference.attention.projections import GATE, Heads, Layout, first_value_fits, layouts
 from onboard.reference.attention.qk_norms import QKNormFit, qk_norm_candidates
 from onboard.reference.attention.rotations import (
     ROTATIONS,
@@ -39,7 +39,7 @@ from onboard.reference.attention.scores import (
 )
 from onboard.reference.meanings import read
 from onboard.reference.record import Recording, close
-from onboard.reference.roles import Roles, Unexplained
+from onboard.reference.roles import Roles, Unexplained, attention_layers
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Fit:
-    """What reproduced one layer's attention, to which difference."""
+    """What reproduced the attention of the layer `index`, to which difference."""
 
     setting: Setting
     evidence: Evidence
     difference: float
+    index: int
 
 
 @torch.no_grad()
@@ -98,10 +99,11 @@ def fit_layers(model: PreTrainedModel, roles: Roles, recording: Recording, like:
         Unexplained: a layer that no setting reproduces, or several do.
     """
     depth = len(model.get_submodule(roles.layers))
+    layers = attention_layers(model.config, depth)
     allowed: set[tuple[str, ...]] | None = {like.shared} if like else None
     found: list[list[Fit]] = []
-    for index in range(depth):
-        search = Search(model.config, read_layer(model, roles, recording, index), index, depth)
+    for index in layers:
+        search = Search(model.config, read_layer(model, roles, recording, index), index, layers, depth)
         fits = search.run(allowed)
         if not fits:
             raise Unexplained("attention", search.failure(allowed is not None), search.nearest())
@@ -133,11 +135,14 @@ class Search:
         config: the tiny config.
         evidence: what was recorded of the layer.
         index: the layer's number.
+        layers: the layers that have an attention.
         depth: how many layers there are.
     """
 
-    def __init__(self, config: PretrainedConfig, evidence: Evidence, index: int, depth: int) -> None:
-        self.config, self.evidence, self.index, self.depth = config, evidence, index, depth
+    def __init__(
+        self, config: PretrainedConfig, evidence: Evidence, index: int, layers: tuple[int, ...], depth: int
+    ) -> None:
+        self.config, self.evidence, self.index, self.layers = config, evidence, index, layers
         types = read(config, "layer_types")
         self.layer_type = types[index] if isinstance(types, list) and len(types) == depth else None
         self.length = evidence.mixed.shape[1]
@@ -151,12 +156,14 @@ class Search:
             allowed: what earlier layers share; None where this is the first.
         """
         fits = []
-        for setting, scores, v in self._scores(allowed):
+        for setting, scores, states in self._scores(allowed):
             sinks = self.evidence.sinks[1] if self.evidence.sinks else None
-            mixed = mix(scores, v, mask(self.length, setting.window), sinks)
+            mixed = mix(scores, states["v"], mask(self.length, setting.window), sinks)
+            if setting.layout.gate:
+                mixed = setting.layout.gate(mixed, states[GATE])
             difference = close(mixed, self.evidence.mixed)
             if difference is not None:
-                fits.append(Fit(setting, self.evidence, difference))
+                fits.append(Fit(setting, self.evidence, difference, self.index))
             elif not fits:
                 self._note(setting, (mixed - self.evidence.mixed).abs().max().item())
         return fits
@@ -178,8 +185,10 @@ class Search:
         self._near.append((difference, ", ".join(part for part in (*setting.shared[1:], *setting.own) if part)))
         self._near = sorted(self._near)[:3]
 
-    def _scores(self, allowed: set[tuple[str, ...]] | None) -> Iterator[tuple[Setting, torch.Tensor, torch.Tensor]]:
-        """Every setting with its scores ``[B, N, S, S]`` and its values."""
+    def _scores(
+        self, allowed: set[tuple[str, ...]] | None
+    ) -> Iterator[tuple[Setting, torch.Tensor, dict[str, torch.Tensor]]]:
+        """Every setting with its scores ``[B, N, S, S]``, and its values and gates."""
         for layout, qk_norm, rotation, angles in self._projected():
             states = self._states(layout, qk_norm, rotation, angles)
             if states is None:
@@ -189,7 +198,7 @@ class Search:
                 for window in (None, *window_candidates(self.config)):
                     setting = Setting(layout, qk_norm, rotation, angles, scale, soft_cap, alibi, query_scale, window)
                     if allowed is None or setting.shared in allowed:
-                        yield setting, self._scaled(raw, setting), states["v"]
+                        yield setting, self._scaled(raw, setting), states
 
     def _projected(self) -> Iterator[tuple[Layout, QKNormFit | None, Rotation | None, Frequencies | None]]:
         evidence = self.evidence
@@ -260,7 +269,7 @@ class Search:
     def _score_options(
         self, heads: Heads, rotation: Rotation | None
     ) -> Iterator[tuple[tuple[Expression, ...], tuple[Expression, ...], AlibiFit | None, QueryScale | None]]:
-        scales = expressions.by_value(expressions.scales(self.config, heads.dim), self.depth).values()
+        scales = expressions.by_value(expressions.scales(self.config, heads.dim), self.layers).values()
         caps = expressions.by_value(expressions.soft_caps(self.config)).values()
         alibis = [None] if rotation else [None, *alibi_candidates(self.config)]
         options = itertools.product(scales, [[], *caps], alibis, [None, *query_scale_candidates(self.config)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from transformers import PretrainedConfig
@@ -30,13 +30,18 @@ class LayerChoice:
     keys: tuple[str, ...]
 
 
-def layer_choices(flags: list[bool], config: PretrainedConfig) -> list[LayerChoice]:
+def layer_choices(flags: Mapping[int, bool], depth: int, config: PretrainedConfig) -> list[LayerChoice]:
     """Expressions that are true in exactly these layers, from the plainest on.
+
+    Args:
+        flags: layers to the truth in them; what an expression says of others does not matter.
+        depth: how many layers there are.
+        config: the config.
 
     A list of names says it by one name, a list of flags or numbers by itself; ``layer_types`` goes before other lists.
     Any of them may hold only where a window is set.
     """
-    found = [LayerChoice(EVERY, (True,) * len(flags), ()), *_lists(config, len(flags))]
+    found = [LayerChoice(EVERY, (True,) * depth, ()), *_lists(config, depth)]
     for key in ALIASES["sliding_window"]:
         if key not in vars(config):
             continue
@@ -47,7 +52,7 @@ def layer_choices(flags: list[bool], config: PretrainedConfig) -> list[LayerChoi
             for one in found[1:]
         ]
         break
-    return [one for one in found if list(one.flags) == flags]
+    return [one for one in found if all(one.flags[index] == flag for index, flag in flags.items())]
 
 
 def _lists(config: PretrainedConfig, depth: int) -> list[LayerChoice]:
@@ -57,6 +62,9 @@ def _lists(config: PretrainedConfig, depth: int) -> list[LayerChoice]:
         choices.append(LayerChoice(text, tuple(test(value) for value in values), (key,)))
 
     found = [(text, name, value) for text, name, value in fields(config) if isinstance(value, (list, tuple))]
+    computed = read(config, "layer_types")
+    if isinstance(computed, list) and not any(name == "layer_types" for _, name, _ in found):
+        found.append(("config.layer_types", "layer_types", computed))
     found.sort(key=lambda one: one[1] != "layer_types")
     for text, name, value in found:
         if len(value) != depth:

@@ -32,7 +32,7 @@ def module_rows(fit: Fit, roles: Roles, texts: Mapping[str, str]) -> list[dict[s
         native = [f"{NATIVE}.{part}_proj" for part in parts]
         transposed = isinstance(evidence.attention.get_submodule(name), Conv1D)
         rows.append(_row(f"{prefix}.{name}", native, transposed, texts["groups"] if len(parts) > 1 else "1"))
-    out = evidence.linears.out_path.removeprefix(f"{roles.layer(0)}.")
+    out = evidence.linears.out_path.removeprefix(f"{roles.first_attention_layer}.")
     rows.append(_row(f"{roles.layers}.{{layer}}.{out}", [f"{NATIVE}.o_proj"], evidence.transposed_out))
     norms = list(zip(("q_norm", "k_norm"), setting.qk_norm.calls, strict=True)) if setting.qk_norm else []
     if evidence.output_norm:

@@ -6,17 +6,40 @@ The output of the first position tells where the values are, whatever the scores
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import gcd
+from typing import Literal
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from onboard.reference.record import Recording, close
 from onboard.reference.roles import LINEAR, Unexplained
 
 PARTS = ("q", "k", "v")
+GATE = "g"
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"sigmoid": torch.sigmoid, "softplus": functional.softplus}
+"""What a gate on the heads' outputs may go through."""
+
+
+@dataclass(frozen=True)
+class OutputGate:
+    """A gate on the heads' outputs, before the output projection.
+
+    Args:
+        over: ``element``: each number of a head's output has a gate of its own; ``head``: each head has one.
+        activation: a name of :data:`GATES`.
+    """
+
+    over: Literal["element", "head"]
+    activation: str
+
+    def __call__(self, mixed: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Apply gates ``[B, S, N, D]`` or ``[B, S, N, 1]`` to outputs ``[B, S, N * D]``."""
+        heads = mixed.unflatten(-1, (gate.shape[-2], -1))
+        return (heads * GATES[self.activation](gate)).flatten(-2)
 
 
 @dataclass(frozen=True)
@@ -29,7 +52,7 @@ class Heads:
 
     def count(self, part: str) -> int:
         """How many heads a part has."""
-        return self.queries if part == "q" else self.keys
+        return self.queries if part in ("q", GATE) else self.keys
 
 
 @dataclass(frozen=True)
@@ -54,21 +77,27 @@ class Layout:
         heads: the numbers of heads.
         parts: for each linear, the parts that its output holds, in order.
         groups: how many times that order repeats in a linear that holds several parts.
+        gate: the gate on the heads' outputs, whose part is ``g``; None where there is none.
     """
 
     heads: Heads
     parts: tuple[tuple[str, tuple[str, ...]], ...]
     groups: int
+    gate: OutputGate | None = None
+
+    def size(self, part: str) -> int:
+        """Numbers that each head of a part has."""
+        return 1 if part == GATE and self.gate and self.gate.over == "head" else self.heads.dim
 
     def split(self, outputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Queries, keys and values ``[B, S, heads, D]`` from the linears' outputs ``[B, S, width]``."""
+        """Queries, keys, values and gates ``[B, S, heads, D]`` from the linears' outputs ``[B, S, width]``."""
         found = {}
         for name, parts in self.parts:
             groups = self.groups if len(parts) > 1 else 1
-            widths = [self.heads.count(part) // groups * self.heads.dim for part in parts]
+            widths = [self.heads.count(part) // groups * self.size(part) for part in parts]
             pieces = outputs[name].unflatten(-1, (groups, -1)).split(widths, dim=-1)
             for part, piece in zip(parts, pieces, strict=True):
-                found[part] = piece.flatten(-2).unflatten(-1, (-1, self.heads.dim))
+                found[part] = piece.flatten(-2).unflatten(-1, (-1, self.size(part)))
         return found
 
 
@@ -83,7 +112,7 @@ def find_linears(attention: nn.Module, path: str, layer: nn.Module, layer_path: 
         recording: of a run.
 
     Raises:
-        Unexplained: not one projection out, or not one to three in.
+        Unexplained: not one projection out, or not one to four in.
     """
     call = recording[path]
     given = [value for value in call.inputs.values() if isinstance(value, torch.Tensor) and value.is_floating_point()]
@@ -100,7 +129,7 @@ def find_linears(attention: nn.Module, path: str, layer: nn.Module, layer_path: 
             for name, module in layer.named_children()
             if isinstance(module, LINEAR) and torch.equal(recording[f"{layer_path}.{name}"].x, call.output)
         ]
-    if len(outs) != 1 or not 1 <= len(ins) <= 3:
+    if len(outs) != 1 or not 1 <= len(ins) <= len(PARTS) + 1:
         raise Unexplained("attention", f"{path} has {len(ins)} projections in and {len(outs)} out")
     return Linears(tuple(ins), outs[0])
 
@@ -124,19 +153,30 @@ def check_output(path: str, linears: Linears, recording: Recording) -> None:
 
 
 def layouts(linears: Linears, widths: dict[str, int], heads: Heads) -> Iterator[Layout]:
-    """Every way to find queries, keys and values in outputs of these widths."""
-    for order in itertools.permutations(PARTS):
-        for cut in itertools.combinations(range(1, 3), len(linears.ins) - 1):
-            bounds = (0, *cut, 3)
+    """Every way to find queries, keys and values, and maybe gates, in outputs of these widths."""
+    overs: tuple[Literal["element", "head"], ...] = ("element", "head")
+    gates = [OutputGate(over, activation) for over in overs for activation in GATES]
+    for gate in (None, *gates):
+        yield from _layouts(linears, widths, heads, gate)
+
+
+def _layouts(linears: Linears, widths: dict[str, int], heads: Heads, gate: OutputGate | None) -> Iterator[Layout]:
+    wanted = (*PARTS, GATE) if gate else PARTS
+    plain = Layout(heads, (), 1, gate)
+    for order in itertools.permutations(wanted):
+        for cut in itertools.combinations(range(1, len(wanted)), len(linears.ins) - 1):
+            bounds = (0, *cut, len(wanted))
             pieces = [order[start:end] for start, end in itertools.pairwise(bounds)]
             parts = tuple(zip(linears.ins, pieces, strict=True))
-            if any(widths[name] != sum(map(heads.count, piece)) * heads.dim for name, piece in parts):
+            if any(
+                widths[name] != sum(heads.count(part) * plain.size(part) for part in piece) for name, piece in parts
+            ):
                 continue
             several = [part for piece in pieces if len(piece) > 1 for part in piece]
             most = gcd(*(heads.count(part) for part in several)) if several else 1
             for groups in range(1, most + 1):
                 if most % groups == 0:
-                    yield Layout(heads, parts, groups)
+                    yield Layout(heads, parts, groups, gate)
 
 
 def first_value_fits(layout: Layout, outputs: dict[str, torch.Tensor], mixed: torch.Tensor, sinks: bool) -> bool:
@@ -149,7 +189,10 @@ def first_value_fits(layout: Layout, outputs: dict[str, torch.Tensor], mixed: to
         sinks: whether heads may give a part of their weight to nothing, and so only the direction is known.
     """
     heads = layout.heads
-    value = layout.split(outputs)["v"][:, 0].repeat_interleave(heads.queries // heads.keys, dim=1)
+    states = layout.split(outputs)
+    value = states["v"][:, 0].repeat_interleave(heads.queries // heads.keys, dim=1)
+    if layout.gate:
+        value = layout.gate(value.flatten(-2), states[GATE][:, 0]).unflatten(-1, (-1, heads.dim))
     found = mixed[:, 0].unflatten(-1, (-1, heads.dim))
     if sinks:
         value = value * ((value * found).sum(-1, keepdim=True) / value.pow(2).sum(-1, keepdim=True))

@@ -18,7 +18,7 @@ from onboard.reference.attention.expressions import Expression, constant
 from onboard.reference.attention.fit import Fit, fit_layers
 from onboard.reference.attention.layers import layer_choices
 from onboard.reference.build import build
-from onboard.reference.meanings import read, spelling
+from onboard.reference.meanings import read, size, spelling
 from onboard.reference.record import record
 from onboard.reference.roles import Roles, Unexplained
 from onboard.reference.tiny import WINDOW
@@ -86,6 +86,11 @@ class Run:
     config: PretrainedConfig
     fits: list[Fit]
 
+    @property
+    def depth(self) -> int:
+        """How many layers there are, with and without an attention."""
+        return size(self.config, "num_hidden_layers") or len(self.fits)
+
     def numbers(self) -> Choices:
         """Choices of the numbers that all layers share."""
         setting, config = self.fits[0].setting, self.config
@@ -111,13 +116,13 @@ class Run:
 
     def rotating_layers(self) -> Choices:
         """Choices of the layers that rotate."""
-        flags = [fit.setting.rotation is not None for fit in self.fits]
-        return {"rope_layers": {one.text: one.keys for one in layer_choices(flags, self.config)}}
+        flags = {fit.index: fit.setting.rotation is not None for fit in self.fits}
+        return {"rope_layers": {one.text: one.keys for one in layer_choices(flags, self.depth, self.config)}}
 
     def windowed_layers(self) -> Choices:
         """Choices of the layers that have a window."""
-        flags = [fit.setting.window is not None for fit in self.fits]
-        choices = [one for one in layer_choices(flags, self.config) if " is None or " not in one.text]
+        flags = {fit.index: fit.setting.window is not None for fit in self.fits}
+        choices = [one for one in layer_choices(flags, self.depth, self.config) if " is None or " not in one.text]
         return {"window_layers": {one.text: one.keys for one in choices}}
 
 

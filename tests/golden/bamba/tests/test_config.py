@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import BambaConfig
 from transformers import BambaForCausalLM as HFBambaForCausalLM
 
 from nemo_automodel_bamba.model import BambaForCausalLM
-from nemo_automodel_bamba.state_dict_adapter import KEY_MAP
 
 PUBLISHED = json.loads((Path(__file__).parent / "config.json").read_text())
-RESPELT = ["architectures", "transformers_version"]  # bookkeeping
+RESPELT = ["architectures", "transformers_version"]  # bookkeeping, or checked by a test of its own
 
 
 def published_config() -> BambaConfig:
@@ -32,21 +32,69 @@ def test_every_published_value_survives():
     assert changed == {}
 
 
-def test_real_size_has_the_references_tensors(to_native_name):
-    """Same names and shapes as the reference at full size, built on the meta device."""
+def test_rope_parameters_are_those_of_the_file():
+    """Older files spell them otherwise; the config class must not fall back to a default."""
+    assert published_config().rope_parameters == {
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "rope_type": "default",
+    }
+
+
+def test_real_size_has_the_references_parameters(as_native):
+    """The reference's parameters at full size, through the adapter, built on the meta device."""
     with torch.device("meta"):
         reference = HFBambaForCausalLM(published_config())
         native = BambaForCausalLM(published_config())
-    expected = {to_native_name(name): tuple(tensor.shape) for name, tensor in reference.state_dict().items()}
-    assert {name: tuple(tensor.shape) for name, tensor in native.state_dict().items()} == expected
+    expected = as_native(native, reference, dict(reference.named_parameters()))
+    shapes = {name: tuple(parameter.shape) for name, parameter in native.named_parameters()}
+    assert shapes == {name: tuple(expected[name].shape) for name in shapes}
+    assert set(expected) <= set(native.state_dict())
 
 
-def test_real_size_is_covered_by_the_key_map():
-    """A row for every tensor of the full-size model, and no two of them with one name on disk."""
+def test_layer_kinds():
+    """Which layer is of which kind, expanded from the file's pattern."""
     with torch.device("meta"):
         native = BambaForCausalLM(published_config())
-    adapter = native.state_dict_adapter
-    exported = adapter.to_hf(native.state_dict())
-    assert len(exported) == len(native.state_dict().keys() - adapter.shared.keys())
-    shapes = {f"[{', '.join(map(str, tensor.shape))}]" for tensor in exported.values()}
-    assert {row.shape for row in KEY_MAP if row.shape} <= shapes
+    kinds = [layer.attention_type for layer in native.model.layers]
+    assert kinds == [
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "full_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+        "linear_attention",
+    ]
+
+
+def test_refuses_a_rotation_that_is_not_served(tiny_config):
+    """An unknown scaling must not silently become the default one."""
+    tiny_config.rope_parameters["rope_type"] = "unheard_of"
+    with pytest.raises(NotImplementedError, match="unheard_of"):
+        BambaForCausalLM(tiny_config)

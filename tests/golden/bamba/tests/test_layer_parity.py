@@ -1,43 +1,52 @@
-"""Contract: every layer's output is the reference's, so that a difference is found where it begins."""
+"""Contract: every layer's hidden states are the reference's, so that a difference is found where it begins."""
 
 from __future__ import annotations
 
 import torch
 
-
-@torch.no_grad()
-def test_output_of_every_layer_and_its_parts(any_pair, layers_of, difference, record_property):
-    """Each decoder layer and each module in it, on the same token ids."""
-    ids = any_pair.inputs()
-    outputs: dict[str, dict[str, torch.Tensor]] = {"reference": {}, "native": {}}
-    for side, model in (("reference", any_pair.reference), ("native", any_pair.native)):
-        for index, layer in enumerate(layers_of(model)):
-            for name, module in layer.named_modules():
-
-                def keep(_module, _args, output, side=side, place=f"layer {index} {name}"):
-                    first = output[0] if isinstance(output, tuple) and output else output
-                    if isinstance(first, torch.Tensor):
-                        outputs[side].setdefault(place, first)
-
-                module.register_forward_hook(keep)
-        model(ids)
-    assert outputs["native"].keys() == outputs["reference"].keys()
-    assert len(outputs["native"]) >= len(layers_of(any_pair.native))
-    differences = {
-        place: difference(output, outputs["reference"][place])
-        for place, output in outputs["native"].items()
-        if torch.isfinite(outputs["reference"][place]).all()
-    }
-    record_property("layer_diffs", max(differences.values()))
-    assert max(differences.values()) < 1e-4, f"first different: {next(p for p, d in differences.items() if d >= 1e-4)}"
+ENDS = {
+    "reference": [
+        "model.layers.{layer}.self_attn.o_proj",
+        "model.layers.{layer}.feed_forward.down_proj",
+        "model.layers.{layer}.mamba",
+    ],
+    "native": [
+        "model.layers.{layer}.self_attn.o_proj",
+        "model.layers.{layer}.mlp.down_proj",
+        "model.layers.{layer}.mamba",
+    ],
+}
+"""The last projection of a layer's attention and of its MLP, and its mixer, on each side."""
 
 
 @torch.no_grad()
-def test_hidden_states(any_pair, difference):
-    """What ``output_hidden_states`` gives, at every position."""
+def test_hidden_states_of_every_layer(any_pair, difference, record_property):
+    """Embedding, each layer and the final norm, at every position."""
     ids = any_pair.inputs()
     expected = any_pair.reference(ids, output_hidden_states=True).hidden_states
     actual = any_pair.native(ids, output_hidden_states=True).hidden_states
-    assert len(actual) == len(expected)
-    for index, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
-        assert difference(mine, theirs) < 1e-4, f"first different: {index}"
+    assert len(actual) == len(expected) == any_pair.native.config.num_hidden_layers + 1
+    differences = [difference(mine, theirs) for mine, theirs in zip(actual, expected, strict=True)]
+    record_property("hidden_state_diffs", differences)
+    assert max(differences) < 1e-4, f"first different: {next(i for i, d in enumerate(differences) if d >= 1e-4)}"
+
+
+@torch.no_grad()
+def test_attention_and_mlp_of_every_layer(pair, difference):
+    """What each attention and each MLP gives, before the residual additions."""
+    ids = pair.inputs()
+    outputs: dict[str, list[torch.Tensor]] = {"reference": [], "native": []}
+    for side, model in (("reference", pair.reference), ("native", pair.native)):
+
+        def keep(_module, _args, output, side=side):
+            outputs[side].append(output.clone())
+
+        for path in ENDS[side]:
+            for layer in range(model.config.num_hidden_layers):
+                if path.format(layer=layer) in dict(model.named_modules()):  # a layer has one of attention and mixer
+                    model.get_submodule(path.format(layer=layer)).register_forward_hook(keep)
+        model(ids, use_cache=False)
+    assert len(outputs["native"]) == len(outputs["reference"]) == 2 * pair.native.config.num_hidden_layers
+    for index, (mine, theirs) in enumerate(zip(outputs["native"], outputs["reference"], strict=True)):
+        part = ("attention or mixer", "MLP")[index % 2]
+        assert difference(mine.flatten(0, -2), theirs.flatten(0, -2)) < 1e-4, f"layer {index // 2} {part}"

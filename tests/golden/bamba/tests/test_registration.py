@@ -83,7 +83,7 @@ def test_from_config_through_the_framework(tiny_config, registered, automodel_on
     loss = model(ids, labels=ids).loss
     loss.backward()
     # Fresh weights predict nothing: about the log of the vocabulary's size.
-    assert abs(loss.item() - torch.tensor(tiny_config.vocab_size).log().item()) < 0.5
+    assert abs(loss.item() - torch.tensor(tiny_config.vocab_size).log().item()) < 0.2
 
 
 @torch.no_grad()

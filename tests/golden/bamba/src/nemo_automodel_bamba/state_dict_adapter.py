@@ -1,14 +1,13 @@
-"""Names of Bamba's tensors: checkpoint on disk against module in memory.
+"""Names and layouts of Bamba's tensors: checkpoint on disk against module in memory.
 
 ``KEY_MAP`` is the whole mapping, one row a kind of tensor, in both directions. ``IGNORED`` names what a checkpoint may
-hold besides; any other name is an error. Which tensors a model of this config has is the reused modules' own business:
-the adapter is told their names.
+hold besides, and why it is not needed. Every name is matched by exactly one of them; any other is an error.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,8 +26,9 @@ class KeyRow(NamedTuple):
         disk: Name in the checkpoint.
         native: Name in this package's model.
         operation: What happens to the tensor on the way.
-        shape: Shape in the published model; empty where it has no such tensor.
-        only_if: Config field that decides whether the tensor exists; empty where nothing does.
+        shape: Shape on disk, in the letters of model.py.
+        only_if: Config field without which the tensor does not exist; empty where it always does.
+        layers: Whether the tensor exists in the layer of an index.
     """
 
     disk: str
@@ -36,209 +36,252 @@ class KeyRow(NamedTuple):
     operation: str
     shape: str
     only_if: str = ""
+    layers: Callable[[BambaConfig, int], bool] = lambda config, layer_idx: True
+
+
+def _has_mixer(config: BambaConfig, layer_idx: int) -> bool:
+    """Whether a layer has a mixer."""
+    return config.layer_types[layer_idx] == "linear_attention"
+
+
+def _has_attention(config: BambaConfig, layer_idx: int) -> bool:
+    """Whether a layer has an attention."""
+    return config.layer_types[layer_idx] != "linear_attention"
 
 
 KEY_MAP: tuple[KeyRow, ...] = (
-    KeyRow("lm_head.weight", "lm_head.weight", "rename", "[128256, 4096]"),
-    KeyRow("model.embed_tokens.weight", "model.embed_tokens.weight", "rename", "[128256, 4096]"),
-    KeyRow("model.final_layernorm.weight", "model.final_layernorm.weight", "rename", "[4096]"),
+    KeyRow("model.embed_tokens.weight", "model.embed_tokens.weight", "rename", "[V, H]"),
     KeyRow(
         "model.layers.{layer}.feed_forward.down_proj.weight",
-        "model.layers.{layer}.feed_forward.down_proj.weight",
+        "model.layers.{layer}.mlp.down_proj.weight",
         "rename",
-        "[4096, 14336]",
+        "[H, F]",
     ),
     KeyRow(
         "model.layers.{layer}.feed_forward.gate_proj.weight",
-        "model.layers.{layer}.feed_forward.gate_proj.weight",
+        "model.layers.{layer}.mlp.gate_proj.weight",
         "rename",
-        "[14336, 4096]",
+        "[F, H]",
     ),
     KeyRow(
         "model.layers.{layer}.feed_forward.up_proj.weight",
-        "model.layers.{layer}.feed_forward.up_proj.weight",
+        "model.layers.{layer}.mlp.up_proj.weight",
         "rename",
-        "[14336, 4096]",
+        "[F, H]",
     ),
     KeyRow(
-        "model.layers.{layer}.input_layernorm.weight", "model.layers.{layer}.input_layernorm.weight", "rename", "[4096]"
+        "model.layers.{layer}.input_layernorm.weight", "model.layers.{layer}.input_layernorm.weight", "rename", "[H]"
     ),
-    KeyRow("model.layers.{layer}.mamba.A_log", "model.layers.{layer}.mamba.A_log", "rename", "[128]"),
-    KeyRow("model.layers.{layer}.mamba.D", "model.layers.{layer}.mamba.D", "rename", "[128]"),
+    KeyRow(
+        "model.layers.{layer}.mamba.A_log",
+        "model.layers.{layer}.mamba.A_log",
+        "rename",
+        "as in BambaMixer",
+        layers=_has_mixer,
+    ),
+    KeyRow(
+        "model.layers.{layer}.mamba.D", "model.layers.{layer}.mamba.D", "rename", "as in BambaMixer", layers=_has_mixer
+    ),
     KeyRow(
         "model.layers.{layer}.mamba.conv1d.bias",
         "model.layers.{layer}.mamba.conv1d.bias",
         "rename",
-        "[8448]",
+        "as in BambaMixer",
         "mamba_conv_bias",
+        layers=_has_mixer,
     ),
     KeyRow(
-        "model.layers.{layer}.mamba.conv1d.weight", "model.layers.{layer}.mamba.conv1d.weight", "rename", "[8448, 1, 4]"
+        "model.layers.{layer}.mamba.conv1d.weight",
+        "model.layers.{layer}.mamba.conv1d.weight",
+        "rename",
+        "as in BambaMixer",
+        layers=_has_mixer,
     ),
-    KeyRow("model.layers.{layer}.mamba.dt_bias", "model.layers.{layer}.mamba.dt_bias", "rename", "[128]"),
+    KeyRow(
+        "model.layers.{layer}.mamba.dt_bias",
+        "model.layers.{layer}.mamba.dt_bias",
+        "rename",
+        "as in BambaMixer",
+        layers=_has_mixer,
+    ),
     KeyRow(
         "model.layers.{layer}.mamba.in_proj.weight",
         "model.layers.{layer}.mamba.in_proj.weight",
         "rename",
-        "[16768, 4096]",
+        "as in BambaMixer",
+        layers=_has_mixer,
     ),
-    KeyRow("model.layers.{layer}.mamba.norm.weight", "model.layers.{layer}.mamba.norm.weight", "rename", "[8192]"),
+    KeyRow(
+        "model.layers.{layer}.mamba.norm.weight",
+        "model.layers.{layer}.mamba.norm.weight",
+        "rename",
+        "as in BambaMixer",
+        layers=_has_mixer,
+    ),
     KeyRow(
         "model.layers.{layer}.mamba.out_proj.weight",
         "model.layers.{layer}.mamba.out_proj.weight",
         "rename",
-        "[4096, 8192]",
+        "as in BambaMixer",
+        layers=_has_mixer,
     ),
     KeyRow(
         "model.layers.{layer}.pre_ff_layernorm.weight",
-        "model.layers.{layer}.pre_ff_layernorm.weight",
+        "model.layers.{layer}.post_attention_layernorm.weight",
         "rename",
-        "[4096]",
+        "[H]",
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.k_proj.weight",
         "model.layers.{layer}.self_attn.k_proj.weight",
         "rename",
-        "[1024, 4096]",
+        "[KD, H]",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.o_proj.weight",
         "model.layers.{layer}.self_attn.o_proj.weight",
         "rename",
-        "[4096, 4096]",
+        "[H, H]",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.q_proj.weight",
         "model.layers.{layer}.self_attn.q_proj.weight",
         "rename",
-        "[4096, 4096]",
+        "[H, H]",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.v_proj.weight",
         "model.layers.{layer}.self_attn.v_proj.weight",
         "rename",
-        "[1024, 4096]",
+        "[KD, H]",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.mamba.in_proj.bias",
         "model.layers.{layer}.mamba.in_proj.bias",
         "rename",
-        "",
+        "as in BambaMixer",
         "mamba_proj_bias",
+        layers=_has_mixer,
     ),
     KeyRow(
         "model.layers.{layer}.mamba.out_proj.bias",
         "model.layers.{layer}.mamba.out_proj.bias",
         "rename",
-        "",
+        "as in BambaMixer",
         "mamba_proj_bias",
+        layers=_has_mixer,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.k_proj.bias",
         "model.layers.{layer}.self_attn.k_proj.bias",
         "rename",
-        "",
+        "[KD]",
         "attention_bias",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.o_proj.bias",
         "model.layers.{layer}.self_attn.o_proj.bias",
         "rename",
-        "",
+        "[H]",
         "attention_bias",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.q_proj.bias",
         "model.layers.{layer}.self_attn.q_proj.bias",
         "rename",
-        "",
+        "[H]",
         "attention_bias",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.self_attn.v_proj.bias",
         "model.layers.{layer}.self_attn.v_proj.bias",
         "rename",
-        "",
+        "[KD]",
         "attention_bias",
+        layers=_has_attention,
     ),
     KeyRow(
         "model.layers.{layer}.feed_forward.down_proj.bias",
-        "model.layers.{layer}.feed_forward.down_proj.bias",
+        "model.layers.{layer}.mlp.down_proj.bias",
         "rename",
-        "",
+        "[H]",
         "mlp_bias",
     ),
     KeyRow(
         "model.layers.{layer}.feed_forward.gate_proj.bias",
-        "model.layers.{layer}.feed_forward.gate_proj.bias",
+        "model.layers.{layer}.mlp.gate_proj.bias",
         "rename",
-        "",
+        "[F]",
         "mlp_bias",
     ),
     KeyRow(
         "model.layers.{layer}.feed_forward.up_proj.bias",
-        "model.layers.{layer}.feed_forward.up_proj.bias",
+        "model.layers.{layer}.mlp.up_proj.bias",
         "rename",
-        "",
+        "[F]",
         "mlp_bias",
     ),
+    KeyRow("model.final_layernorm.weight", "model.norm.weight", "rename", "[H]"),
+    KeyRow("lm_head.weight", "lm_head.weight", "rename", "[V, H]"),
 )
 
 IGNORED: dict[str, str] = {
-    "rotary_emb\\.inv_freq$": "computed from the config; old files store it",
+    "model.layers.{layer}.self_attn.rotary_emb.inv_freq": "computed from the config; old files store it",
 }
-"""Regular expressions that are searched in the names of tensors which no row maps, and why they are not needed."""
 
-_PLACE = re.compile(r"\{(?:layer|index)\}")
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 _LORA = re.compile(r"\.(lora_A|lora_B|lora_magnitude(?:_vector)?)(\.\w+)*$")
 
 
 def _compile(pattern: str) -> re.Pattern[str]:
-    """Anchor a pattern to the whole name, a place to one numeric path segment."""
-    return re.compile(re.escape(pattern).replace(r"\{layer\}", r"(0|[1-9]\d*)"))
+    """Anchor a pattern to the whole name, ``{layer}`` to one numeric path segment."""
+    return re.compile(re.escape(pattern).replace(r"\{layer\}", r"(?P<layer>0|[1-9]\d*)"))
 
 
 _FROM_DISK = tuple((_compile(row.disk), row.native) for row in KEY_MAP)
+_IGNORED = tuple(_compile(pattern) for pattern in IGNORED)
 _TO_DISK = tuple((_compile(row.native), row.disk) for row in KEY_MAP)
 
 
 class BambaStateDictAdapter(StateDictAdapter):
-    """Converts between the checkpoint's names and the model's.
+    """Converts between the checkpoint's layout and the model's.
 
     Args:
-        config: The model's config.
-        names: Names of all tensors that the model has.
-        shared: Names of tensors that are another one's, such as a tied head, to that one's name. They are stored once.
-        ignored: Further regular expressions for names on disk, of tensors that the reused modules do not need.
+        config: The model's config; ``num_hidden_layers`` bounds the layer index and ``tie_word_embeddings`` decides
+            whether the head is stored.
     """
 
     # Every row keeps shape and dtype, so a checkpoint is read straight into the model's own memory.
     _supports_low_memory_dcp_load = True
 
-    def __init__(
-        self, config: BambaConfig, names: Iterable[str], shared: Mapping[str, str], ignored: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, config: BambaConfig) -> None:
         self.config = config
-        self.names = frozenset(names)
-        self.shared = dict(shared)
-        self.ignored = tuple(re.compile(pattern) for pattern in (*IGNORED, *ignored))
 
     def to_hf(self, state_dict: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Convert the model's tensors to the checkpoint's names.
+        """Convert the model's tensors to the checkpoint's layout.
 
         Args:
-            state_dict: Native name to tensor; any subset of the model's (LoRA weights).
+            state_dict: Native name to tensor; any subset of the model's (a pipeline stage, LoRA weights).
             **kwargs: ``exclude_key_regex`` leaves out native names that it matches.
 
         Returns:
-            Disk name to tensor. A shared tensor is left out where the one that it equals is there.
+            Disk name to tensor. A tied head is left out where its embedding is there; the last pipeline stage, which
+            has the head alone, keeps it.
 
         Raises:
             KeyError: A name that no row of ``KEY_MAP`` matches.
         """
         converted: dict[str, Any] = {}
+        tied = self.config.tie_word_embeddings and EMBEDDING in state_dict
         for name, tensor in state_dict.items():
-            if self.shared.get(name) in state_dict:
+            if name == HEAD and tied:
                 continue
             converted.update(self.convert_single_tensor_to_hf(name, tensor, **kwargs))
         return converted
@@ -253,49 +296,42 @@ class BambaStateDictAdapter(StateDictAdapter):
     def from_hf(
         self, hf_state_dict: dict[str, Any], device_mesh: DeviceMesh | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        """Convert the checkpoint's tensors to the model's names.
+        """Convert the checkpoint's tensors to the model's layout.
 
         Args:
-            hf_state_dict: Disk name to tensor, all of the model's or LoRA weights.
-            device_mesh: Not needed, no tensor is split.
+            hf_state_dict: Disk name to tensor; whole layers, all of them or those of one pipeline stage.
+            device_mesh: Not needed, no tensor is split over experts.
             **kwargs: Ignored.
 
         Returns:
-            Native name to tensor, without those that are shared.
+            Native name to tensor.
 
         Raises:
             KeyError: A name that no row of ``KEY_MAP`` matches, or a tensor that is missing.
-            ValueError: Two tensors are one in this model, but differ in the checkpoint.
+            ValueError: The config ties head and embedding but the checkpoint's head differs from its embedding.
         """
-        converted: dict[str, Any] = {}
-        for name, tensor in hf_state_dict.items():
-            native = self._renamed(name, _FROM_DISK, "disk")
-            if native is not None:
-                converted[native] = tensor
-            elif not any(pattern.search(name) for pattern in self.ignored):
-                raise _unknown(name, "disk")
-        if not any(_LORA.search(name) for name in converted):
-            for name in sorted(self.names - self.shared.keys()):
-                if name not in converted:
-                    raise KeyError(f"The checkpoint has no tensor for {name!r}.")
-        return self._without_shared(converted)
+        converted = {
+            self.from_hf_name(name): tensor
+            for name, tensor in hf_state_dict.items()
+            if not any(pattern.fullmatch(name) for pattern in _IGNORED)
+        }
+        self._check_complete(converted)
+        return self._resolve_head(converted)
 
     def to_hf_name(self, name: str) -> str:
         """Disk name of a native tensor."""
-        renamed = self._renamed(name, _TO_DISK, "native")
-        if renamed is None:
-            raise _unknown(name, "native")
-        return renamed
+        return self._rename(name, _TO_DISK, "native")
 
     def from_hf_name(self, name: str) -> str:
         """Native name of a tensor on disk."""
-        renamed = self._renamed(name, _FROM_DISK, "disk")
-        if renamed is None:
-            raise _unknown(name, "disk")
-        return renamed
+        return self._rename(name, _FROM_DISK, "disk")
 
-    def _renamed(self, name: str, rows: tuple[tuple[re.Pattern[str], str], ...], side: str) -> str | None:
-        """Translate one name, None where the model has no such tensor; LoRA tensors follow the weight they adapt."""
+    def map_peft_target_module_to_hf(self, name: str, *, v4_compatible: bool = False) -> str:
+        """Disk name of a module, for ``target_modules`` of PEFT's adapter_config.json."""
+        return self.to_hf_name(f"{name}.weight").removesuffix(".weight")
+
+    def _rename(self, name: str, rows: tuple[tuple[re.Pattern[str], str], ...], side: str) -> str:
+        """Translate one name; LoRA tensors follow the weight that they adapt."""
         prefix = "base_model.model." if name.startswith("base_model.model.") else ""
         lora = _LORA.search(name)
         base = f"{name[len(prefix) : lora.start()]}.weight" if lora else name[len(prefix) :]
@@ -303,24 +339,56 @@ class BambaStateDictAdapter(StateDictAdapter):
             match = pattern.fullmatch(base)
             if match is None:
                 continue
-            renamed = _PLACE.sub("{}", target).format(*match.groups())
-            if (renamed if side == "disk" else base) in self.names:
-                return prefix + (renamed.removesuffix(".weight") + lora.group() if lora else renamed)
-        return None
+            layer = match.groupdict().get("layer")
+            if layer is not None and int(layer) >= self.config.num_hidden_layers:
+                break
+            renamed = target if layer is None else target.replace("{layer}", layer)
+            return prefix + (renamed.removesuffix(".weight") + lora.group() if lora else renamed)
+        raise KeyError(
+            f"No row of KEY_MAP maps the {side} tensor {name!r} of a {self.config.num_hidden_layers}-layer model."
+        )
 
-    def _without_shared(self, converted: dict[str, Any]) -> dict[str, Any]:
-        """Leave out shared tensors that the checkpoint stores all the same, unless they contradict each other."""
-        for name, source in self.shared.items():
-            if name in converted and source in converted and not _equal(converted[name], converted[source]):
-                raise ValueError(
-                    f"{name} and {source} are one tensor in this model (tie_word_embeddings), but differ in the "
-                    "checkpoint: set tie_word_embeddings=False or repair the checkpoint."
-                )
-        return {name: tensor for name, tensor in converted.items() if name not in self.shared}
+    def _check_complete(self, converted: dict[str, Any]) -> None:
+        """Name the first tensor that is missing beside those that are there.
 
+        A pipeline stage holds a run of whole layers: from the first one where it has the embedding, to the last one
+        where it has the final norm. Where all layers are present, the rest of the model is needed too.
+        """
+        if any(_LORA.search(name) for name in converted):
+            return
+        rows = [(row.native, row.layers) for row in KEY_MAP if not row.only_if or getattr(self.config, row.only_if)]
+        count = self.config.num_hidden_layers
+        by_layer = [
+            [
+                row.replace("{layer}", str(layer))
+                for row, has_it in rows
+                if "{layer}" in row and has_it(self.config, layer)
+            ]
+            for layer in range(count)
+        ]
+        beside = [row for row, _ in rows if "{layer}" not in row]
+        for name in converted.keys() - set(beside).union(*by_layer):
+            raise KeyError(f"No row of KEY_MAP maps {name!r}: its layer is of another kind.")
+        present = [layer for layer, names in enumerate(by_layer) if any(name in converted for name in names)]
+        first = 0 if EMBEDDING in converted else min(present, default=0)
+        last = count - 1 if FINAL_NORM in converted else max(present, default=-1)
+        needed = [name for names in by_layer[first : last + 1] for name in names]
+        if not converted or len(present) == count:
+            needed += beside
+        for name in needed:
+            if name not in converted and not (name == HEAD and self.config.tie_word_embeddings):
+                raise KeyError(f"The checkpoint has no tensor for {name!r}.")
 
-def _unknown(name: str, side: str) -> KeyError:
-    return KeyError(f"No row of KEY_MAP maps the {side} tensor {name!r} to one that this model has.")
+    def _resolve_head(self, converted: dict[str, Any]) -> dict[str, Any]:
+        """Leave out a tied head that the checkpoint stores all the same, unless it contradicts the embedding."""
+        if not (self.config.tie_word_embeddings and HEAD in converted and EMBEDDING in converted):
+            return converted
+        if not _equal(converted[HEAD], converted[EMBEDDING]):
+            raise ValueError(
+                f"tie_word_embeddings is true, but {HEAD} differs from {EMBEDDING} in the checkpoint: "
+                "set tie_word_embeddings=False or repair the checkpoint."
+            )
+        return {name: tensor for name, tensor in converted.items() if name != HEAD}
 
 
 def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:

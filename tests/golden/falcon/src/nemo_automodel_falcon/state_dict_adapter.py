@@ -81,7 +81,7 @@ KEY_MAP: tuple[KeyRow, ...] = (
             "model.layers.{layer}.self_attn.v_proj.weight",
         ),
         "split",
-        "[(N + 2K)D, H]",
+        "[2ND, H]",
         groups=lambda config: config.num_kv_heads,
     ),
     KeyRow(
@@ -113,7 +113,7 @@ KEY_MAP: tuple[KeyRow, ...] = (
             "model.layers.{layer}.self_attn.v_proj.bias",
         ),
         "split",
-        "[(N + 2K)D]",
+        "[2ND]",
         groups=lambda config: config.num_kv_heads,
         only_if="bias",
     ),

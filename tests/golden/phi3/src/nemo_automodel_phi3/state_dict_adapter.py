@@ -74,7 +74,7 @@ KEY_MAP: tuple[KeyRow, ...] = (
             "model.layers.{layer}.self_attn.v_proj.weight",
         ),
         "split",
-        "[(N + 2K)D, H]",
+        "[2ND, H]",
     ),
     KeyRow("model.norm.weight", ("model.norm.weight",), "rename", "[H]"),
     KeyRow("lm_head.weight", ("lm_head.weight",), "rename", "[V, H]"),
