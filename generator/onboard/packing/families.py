@@ -335,11 +335,12 @@ def _belongs(family: Family, config: Mapping[str, Any]) -> bool:
     names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
     inner = config.get("text_config")
     text = inner.get("model_type") if isinstance(inner, Mapping) else None
-    if family.text and text not in family.text:
+    if family.text and not (isinstance(text, str) and text in family.text):
         return False
     if names:
         return any(re.fullmatch(family.architecture, name) for name in names)
-    return config.get("model_type") in family.model_types
+    model_type = config.get("model_type")
+    return isinstance(model_type, str) and model_type in family.model_types
 
 
 def _number(value: Any) -> int:
