@@ -245,6 +245,14 @@ class TestPlan:
         assert path.read_text() == text.replace("pad_seq_to_mult: 3", "pad_seq_to_mult: 4")
         assert packing("check", path, "--strict").returncode == 0
 
+    def test_fix_keeps_line_ends_and_refuses_other_encodings(self, packing, config):
+        path = config()
+        path.write_bytes(GOOD.replace("pad_seq_to_mult: 4", "pad_seq_to_mult: 3").replace("\n", "\r\n").encode())
+        assert packing("plan", "--fix", path, "--out", path).returncode == 0
+        assert path.read_bytes() == GOOD.replace("\n", "\r\n").encode()
+        path.write_bytes(GOOD.encode("utf-16"))
+        assert packing("plan", "--fix", path).returncode == 2
+
     def test_fix_says_what_is_left(self, packing, config):
         path = config(
             GOOD.replace("world_size: 8", "world_size: 3").replace("pad_seq_to_mult: 4", "pad_seq_to_mult: 3")

@@ -131,6 +131,7 @@ def test_json_stays_json():
         ("a: null\nf: 3\n", "a.b.c", "x", "a: {b: {c: x}}\nf: 3\n"),
         ("a:\nf: 3\n", "a.b", 1, "a: {b: 1}\nf: 3\n"),
         ("a: 1", "b", 2, "a: 1\nb: 2"),
+        ("a:\r\n  b: 1\r\nc: 2\r\n", "a.d", 3, "a:\r\n  b: 1\r\n  d: 3\r\nc: 2\r\n"),
         ('"a": "x:y"\n', "a", "z: w", "\"a\": 'z: w'\n"),
     ],
 )

@@ -94,7 +94,7 @@ def _fix(output: Output, config: Path, out: Path | None) -> int:
 
     mapping = read_mapping(config)
     fixed = fix(mapping, model_of(mapping, config.parent))
-    text, kept = edited(config.read_text(encoding="utf-8"), mapping, fixed.changes)
+    text, kept = edited(_text_of(config), mapping, fixed.changes)
     output.json(
         {
             "mended": list(fixed.mended),
@@ -124,6 +124,16 @@ def _fix(output: Output, config: Path, out: Path | None) -> int:
     return 1
 
 
+def _text_of(config: Path) -> str:
+    """The file's text, its line ends as they are."""
+    try:
+        return config.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"cannot mend {config}", f"it is not UTF-8: {error}", "save it as UTF-8", code="packing.bad_config"
+        ) from error
+
+
 def _write(output: Output, text: str, out: Path | None) -> None:
     if out is None:
         if output.human:
@@ -132,7 +142,7 @@ def _write(output: Output, text: str, out: Path | None) -> None:
     # Beside the file and then in its place: a full disk leaves the old one.
     beside = out.with_name(f".{out.name}.part")
     try:
-        beside.write_text(text, encoding="utf-8")
+        beside.write_bytes(text.encode("utf-8"))
         beside.replace(out)
     finally:
         beside.unlink(missing_ok=True)

@@ -104,7 +104,7 @@ def _mend_opt_out(s: Settings) -> Mend:
     found = [(packing, *item) for packing in _packings(s) for item in s.known.opt_outs(packing, s)]
     changes = tuple(dict.fromkeys(change for packing, _, _ in found for change in _TURN_OFF[packing]))
     reasons = [
-        f"{family.name}, {packing} packing{opt_out.in_brackets}: {opt_out.who}, and {opt_out.then}"
+        f"{family.name}, {packing} packing{opt_out.in_brackets}: {opt_out.who}; {opt_out.then}"
         for packing, family, opt_out in found
     ]
     return Mend(changes, "; ".join(reasons))
