@@ -24,6 +24,8 @@ VERSIONS = {
     "pytest": "9.2.0",
     "ruff": "0.17.6",
     "libcst": "1.9.0",
+    "pyyaml": "6.0.4",
+    "pyarrow": "26.0.1",
     "triton": "3.8.0",
 }
 REQUIRES = ["torch>=2.8.0", "transformers==5.18.0", 'torch<2.0; extra == "old"', "torchdata"]

@@ -55,8 +55,8 @@ def edited(text: str, mapping: Mapping[str, Any], changes: Iterable[Change]) -> 
     changes = tuple(changes)
     wanted = apply(mapping, changes)
     if "\r\n" in text:
-        new, kept = edited(text.replace("\r\n", "\n"), mapping, changes)
-        return new.replace("\n", "\r\n"), kept
+        written, kept = edited(text.replace("\r\n", "\n"), mapping, changes)
+        return written.replace("\n", "\r\n"), kept
     try:
         json.loads(text)
     except ValueError:
