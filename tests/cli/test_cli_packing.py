@@ -229,6 +229,12 @@ class TestPlan:
         assert "the GLM-4.5 family opts out" in done.stderr
         assert json.loads(packing("plan", path, "--json").stdout)["error"]["code"] == "unsupported.packing"
 
+    def test_a_hub_that_does_not_answer_needs_the_packing(self, packing):
+        assert packing("plan", "org/model", HF_HUB_OFFLINE="1").returncode == 2
+        done = packing("plan", "org/model", "--packing", "in-batch", HF_HUB_OFFLINE="1")
+        assert yaml.safe_load(done.stdout)["dataset"]["enable_in_batch_packing"] is True
+        assert "was not read" in done.stderr
+
     @pytest.mark.parametrize(
         "words", [[], [QWEN, "--fix", "F"], [QWEN, "--tp", 3, "--world-size", 8], [QWEN, "--tp", 0]]
     )

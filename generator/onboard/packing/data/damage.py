@@ -62,7 +62,8 @@ _KINDS: Final[tuple[tuple[str, Severity, str, str], ...]] = (
         "D13",
         "error",
         "the last token of a sequence counts in the loss though it predicts nothing: loss_mask is not shifted by one",
-        "shift the mask of each sequence left by one, its last entry 0",
+        "shift the mask of each sequence left by one, its last entry 0; only where packing computed it from "
+        "answer_start_idx is it right as it is, the last entry being dropped when it is read",
     ),
     ("D14", "error", "loss_mask has a value other than 0 and 1", _AGAIN),
     ("D15", "error", "padding counts in the loss", "set loss_mask to 0 where the label is padding"),

@@ -106,6 +106,9 @@ def inspect_data(
         remarks.append(f"{len(found)} metadata files may belong to it; {found[0]} was read, --metadata gives another")
     path = found[0] if found else None
     entries = metadata.read(path, findings) if path else []
+    others = {int(entry["pack_size"]) for entry in entries} - {wanted.pack_size}
+    if wanted.pack_size is not None and others and len(others) == len({entry["pack_size"] for entry in entries}):
+        findings.once("D20", f"pack_size is {min(others)}, training uses {wanted.pack_size}")
     size, source = _pack_size(wanted, entries, files)
     wanted = Wanted(size, wanted.pad_multiple, wanted.pad_id, wanted.vocab_size)
     checker = RowChecker(wanted, findings)
