@@ -39,8 +39,9 @@ lint: $(INSTALLED) ## ruff, and mypy --strict on the package
 golden: $(INSTALLED) ## Write the golden trees below tests/golden again
 	$(BIN)/python scripts/regenerate_golden.py
 
-bench: $(INSTALLED) ## Measure the command line's speed, as ratios
+bench: $(INSTALLED) ## Measure the speed of the command line, as ratios, and of reading packed data
 	$(BIN)/python tests/benchmarks/speed.py
+	$(BIN)/python tests/benchmarks/packing.py
 
 coverage: $(INSTALLED) ## Onboard every example and write docs/coverage.md
 	$(BIN)/python scripts/coverage.py --write

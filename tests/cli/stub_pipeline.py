@@ -44,6 +44,7 @@ class Inspection:
     warnings: tuple[str, ...] = ("sliding_window is set and never used",)
     reason: str | None = None
     is_: str | None = None
+    packing: Any = None
     exit_status: int = 0
 
     def as_json(self) -> dict[str, Any]:
@@ -156,6 +157,7 @@ FAILED = {
 @dataclass
 class NewResult:
     payload: dict[str, Any]
+    packing: Any = None
     exit_status: int = 0
     diff: str | None = None
     summary_rows: list[dict[str, Any]] = field(
@@ -192,6 +194,7 @@ def make(request: NewRequest, progress: Any) -> NewResult:
 @dataclass
 class VerifyResult:
     payload: dict[str, Any]
+    packing: Any = None
     exit_status: int = 0
     rows: tuple[tuple[str, str], ...] = ()
 

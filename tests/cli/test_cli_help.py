@@ -9,7 +9,7 @@ import pytest
 from child_process import clean_environment
 from onboard import __version__
 
-COMMANDS = ["new", "inspect", "verify", "check", "doctor", "completion"]
+COMMANDS = ["new", "inspect", "verify", "check", "packing", "doctor", "completion"]
 COMMON = {"--format", "--json", "--debug", "--help"}
 OWN = {
     "new": {
@@ -19,6 +19,7 @@ OWN = {
     "inspect": {"--revision"},
     "verify": {"--mutants", "--parallel"},
     "check": set(),
+    "packing": set(),
     "doctor": set(),
     "completion": set(),
 }

@@ -60,6 +60,8 @@ _NEEDS = (
     _Need("pytest", ">=8", "fail", "running the generated tests"),
     _Need("ruff", "", "fail", "formatting generated code"),
     _Need("libcst", "", "warn", "editing the registry of a checkout"),
+    _Need("pyyaml", ">=6", "warn", "onboard packing"),
+    _Need("pyarrow", ">=15", "warn", "onboard packing inspect"),
 )
 
 

@@ -7,7 +7,7 @@ import importlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO, TypeVar
 
@@ -22,6 +22,7 @@ _COMMANDS = {
     "inspect": "onboard.cli.inspect",
     "verify": "onboard.cli.verify",
     "check": "onboard.cli.check",
+    "packing": "onboard.cli.packing",
     "doctor": "onboard.cli.doctor",
     "completion": "onboard.cli.completion",
 }
@@ -125,6 +126,13 @@ def _write_options(command: click.Command, ctx: click.Context, formatter: click.
             formatter.write_dl(records)
 
 
+def write_examples(formatter: click.HelpFormatter, examples: Sequence[str]) -> None:
+    """Write examples, unwrapped so that they can be pasted."""
+    with formatter.section("Examples"):
+        for example in examples:
+            formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+
+
 class Command(click.Command):
     """A command with examples in its help, whose stdout carries its result and nothing else."""
 
@@ -137,10 +145,8 @@ class Command(click.Command):
         _write_options(self, ctx, formatter)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples, unwrapped so that they can be pasted."""
-        with formatter.section("Examples"):
-            for example in self.examples:
-                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        """Write the examples."""
+        write_examples(formatter, self.examples)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, the command line having been read."""
@@ -205,16 +211,19 @@ def _take_over_stdout(undo: contextlib.ExitStack) -> TextIO | None:
     return stream
 
 
-class Root(click.Group):
-    """The group. Its :meth:`main` gives the exit statuses and the shape of errors."""
+class LazyGroup(click.Group):
+    """A group whose commands are imported when they are needed."""
+
+    modules: Mapping[str, str] = {}
+    """Each command's name and its module, which defines ``command``; in the order of the help."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of the commands, in the order of use."""
-        return list(_COMMANDS)
+        return list(self.modules)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
-        module = _COMMANDS.get(cmd_name)
+        module = self.modules.get(cmd_name)
         if module is None:
             return None
         found = importlib.import_module(module).command
@@ -225,11 +234,11 @@ class Root(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command; where there is none, name the one that was probably meant."""
-        if args and args[0] not in _COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
+        if args and args[0] not in self.modules and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], _COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else f" The commands are {', '.join(_COMMANDS)}."
+            near = get_close_matches(args[0], self.modules, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" The commands are {', '.join(self.modules)}."
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
@@ -245,6 +254,12 @@ class Root(click.Group):
         self.format_commands(ctx, formatter)
         _write_options(self, ctx, formatter)
 
+
+class Root(LazyGroup):
+    """The group. Its :meth:`main` gives the exit statuses and the shape of errors."""
+
+    modules = _COMMANDS
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write what every command has in common, and how to begin."""
         with formatter.section("Exit status"):
@@ -259,13 +274,12 @@ class Root(click.Group):
                     ("130", "interrupted"),
                 ]
             )
-        with formatter.section("Examples"):
-            for example in (
-                "onboard inspect Qwen/Qwen3-0.6B",
-                "onboard new Qwen/Qwen3-0.6B",
-                "onboard new ./my-model --json > result.json",
-            ):
-                formatter.write(f"{'':{formatter.current_indent}}{example}\n")
+        examples = (
+            "onboard inspect Qwen/Qwen3-0.6B",
+            "onboard new Qwen/Qwen3-0.6B",
+            "onboard new ./my-model --json > result.json",
+        )
+        write_examples(formatter, examples)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run a command line and exit. Takes what :meth:`click.Command.main` takes."""

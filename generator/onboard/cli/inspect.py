@@ -58,6 +58,7 @@ def _show(output: Output, inspection: Inspection, payload: dict[str, Any]) -> No
         ("architecture", f"{printable(inspection.architecture or 'not named', _NAME_LIMIT)}{model_type}", ""),
         ("recognised", f"{found['architecture']}: {printable(found['why'])}" if found else "", "warn"),
         ("nearest", nearest, ""),
+        ("packing", printable(inspection.packing.line) if inspection.packing else "", ""),
     )
     output.pairs([row for row in header if row[1]])
     rows = _by_section(inspection.rows)

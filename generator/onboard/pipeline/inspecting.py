@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from onboard.errors import Unsupported
+from onboard.packing.models import ModelPacking, model_packing
 from onboard.pipeline.reading import published_tensors, read
 from onboard.pipeline.referring import as_recognised, has_class, recognise_source
 from onboard.spec.arch import ArchSpec
@@ -37,6 +38,7 @@ class Inspection:
     warnings: Sequence[str] = ()
     review: Sequence[Mapping[str, str]] = ()
     recognised: Recognised | None = None
+    packing: ModelPacking | None = None
 
     @property
     def exit_status(self) -> int:
@@ -57,6 +59,7 @@ class Inspection:
             "recognised": found and {"architecture": found.architecture, "why": found.why},
             "unproven": [item.as_json() for item in found.unproven] if found else [],
             "spec": dict(self.spec),
+            "packing": self.packing and self.packing.as_json(),
             "nearest": [{"architecture": name, "why": why} for name, why in self.nearest],
             "warnings": list(self.warnings),
             "review": [dict(item) for item in self.review],
@@ -78,6 +81,7 @@ def inspect_source(given: str, *, revision: str | None) -> Inspection:
         "architecture": kind.architecture,
         "model_type": kind.model_type,
         "evidence": kind.evidence,
+        "packing": model_packing(facts.config, kind),
     }
     if kind.kind == "unsupported":
         return Inspection(**common, is_=kind.is_, reason=kind.reason, warnings=facts.warnings)

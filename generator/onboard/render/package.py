@@ -11,6 +11,7 @@ from typing import Any
 from onboard import __version__
 from onboard.facts import Facts
 from onboard.facts.remote_code import PACKAGE, RemoteCode
+from onboard.packing.models import model_packing
 from onboard.plan.targets import Layout
 from onboard.render.context import model_context, origins, variants
 from onboard.render.environment import environment
@@ -208,6 +209,7 @@ def _context(work: Work) -> dict[str, Any]:
         "published_count": len(work.facts.tensors or ()),
         "published_open": any("KEY_MAP" in item.what for item in spec.review),
         "quantised": "quantization_config" in work.facts.config,
+        "packing": model_packing(work.facts.config, work.kind),
         "rows": spec_rows(spec),
         "measured_on": measured["origin"],
         **reference_context(work),

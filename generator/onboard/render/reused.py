@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from onboard import __version__
+from onboard.packing.models import model_packing
 from onboard.render.environment import environment
 from onboard.render.mutants import Mutant
 from onboard.render.package import (
@@ -168,6 +169,7 @@ def _context(work: Work, spec: ReusedSpec) -> dict[str, Any]:
         "published_count": len(work.facts.tensors or ()),
         "published_open": any("KEY_MAP" in item.what for item in spec.review),
         "quantised": "quantization_config" in work.facts.config,
+        "packing": model_packing(work.facts.config, work.kind),
         "rows": _rows(spec),
         "measured_on": measured["origin"],
         "results": None,
