@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from onboard.packing.data.damage import Findings
+from onboard.packing.data.pickled import Array, load_rows
 
 Ints = npt.NDArray[np.int64]
 
@@ -21,17 +22,6 @@ COLUMNS: Final = ("input_ids", "loss_mask", "seq_start_id")
 _NOTHING: Final = np.zeros(0, dtype=np.int64)
 _BATCH_TOKENS: Final = 500_000
 _MOST_ROWS: Final = 4096
-# What an object array of dicts of lists consists of. Anything else in the pickle is refused: a pickle can run code.
-_HARMLESS: Final = {
-    ("numpy", "ndarray"),
-    ("numpy", "dtype"),
-    ("numpy.core.multiarray", "_reconstruct"),
-    ("numpy.core.multiarray", "scalar"),
-    ("numpy._core.multiarray", "_reconstruct"),
-    ("numpy._core.multiarray", "scalar"),
-    ("numpy._core.numeric", "_frombuffer"),
-    ("_codecs", "encode"),
-}
 
 
 @dataclass(frozen=True)
@@ -169,18 +159,6 @@ def _without(lists: Lists, usable: npt.NDArray[np.bool_]) -> Lists:
     return Lists(np.concatenate(([0], np.cumsum(np.where(usable, lengths, 0)))).astype(np.int64), kept)
 
 
-class _Unpickler(pickle._Unpickler):
-    """Builds arrays, dicts, lists and numbers, and refuses everything else.
-
-    The one in Python: the one in C takes the gigabytes that a damaged index asks for.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _HARMLESS:
-            raise pickle.UnpicklingError(f"it wants to run {module}.{name}, which no packed data needs")
-        return super().find_class(module, name)
-
-
 def _read_npy(path: str, first: int, findings: Findings) -> Iterator[Batch]:
     findings.once("D21", path)
     try:
@@ -223,8 +201,7 @@ def _load_objects(stream: IO[bytes]) -> list[Any]:
     _, _, dtype = readers[version](stream)
     if not dtype.hasobject:
         raise ValueError(f"it holds {dtype}, and not an array of rows")
-    loaded = _Unpickler(stream).load()
-    return list(np.asarray(loaded, dtype=object).reshape(-1))
+    return load_rows(stream)
 
 
 def _row_lists(row: Any) -> list[Any] | None:
@@ -234,7 +211,8 @@ def _row_lists(row: Any) -> list[Any] | None:
     lists = []
     for name in COLUMNS:
         try:
-            values = np.asarray(row.get(name, ()))
+            given = row.get(name, ())
+            values = np.asarray(given.values if isinstance(given, Array) else given)
         except (ValueError, TypeError):
             return None
         if not values.size:
