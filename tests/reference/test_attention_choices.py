@@ -207,3 +207,13 @@ def test_more_heads_are_wider() -> None:
     two = {"groups": {"config.num_attention_heads": ("num_attention_heads",), "4": ()}}
     found = changed(two, LlamaConfig(**LLAMA), num_attention_heads=4, hidden_size=40)
     assert {"num_attention_heads": 8, "hidden_size": 80} in found[0]
+
+
+def test_layers_by_their_place() -> None:
+    """Only where no list of the config says it."""
+    assert choices([False, True, True]) == ["layer_idx > 0"]
+    assert choices([False, False, True]) == ["layer_idx == config.num_hidden_layers - 1"]
+    assert choices([False, True]) == ["layer_idx > 0", "layer_idx == config.num_hidden_layers - 1"]
+    types = [FULL, SLIDING, SLIDING]
+    assert choices([False, True, True], layer_types=types) == [f'config.layer_types[layer_idx] == "{SLIDING}"']
+    assert choices([True, False, True, True]) == []

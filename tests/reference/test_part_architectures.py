@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from onboard.reference.dropouts import PLACES, explain_dropouts
 from onboard.reference.ends import explain_embedding, explain_head
 from onboard.reference.mlps import explain_mlps
 from onboard.reference.norms import explain_norms, settle_eps
-from onboard.reference.probe import _norms, _tiny_model
+from onboard.reference.probe import _norms, _tiny_model, probe
 from onboard.reference.record import record
 from onboard.reference.roles import Unexplained, find_roles
+from onboard.spec.derive import derive
 
 from .toys import SEQUENCE
 
@@ -442,7 +444,6 @@ UNEXPLAINED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "opt with projected embeddings": ("OPTForCausalLM", {"word_embed_proj_dim": 512}, "embedding", "become"),
     "doge: learned factors on the residual": ("DogeForCausalLM", {}, "block", "do not all stand at known places"),
-    "gpt_neox_japanese: a bias of the last layer": ("GPTNeoXJapaneseForCausalLM", {}, "block", "layers.2"),
     "modernbert-decoder: no norm in the first layer": ("ModernBertDecoderForCausalLM", {}, "block", "layers differ"),
     "hunyuan_v1_moe: experts": ("HunYuanMoEV1ForCausalLM", {}, "block", "the branches of"),
     "lfm2: a width that is computed": ("Lfm2ForCausalLM", {}, "mlp", "no field of the config gives its width"),
@@ -458,3 +459,15 @@ def test_what_is_not_explained_is_named(name: str, fields: dict[str, Any], part:
     with pytest.raises(Unexplained, match=what) as caught:
         measure(name, fields)
     assert caught.value.part == part
+
+
+def test_a_bias_that_the_last_layer_adds_to_the_residual() -> None:
+    """GPT-NeoX Japanese: a parameter of the attention's own, in one layer, is the bias of its output projection."""
+    cls = transformers.GPTNeoXJapaneseForCausalLM
+    config = cls.config_class(hidden_size=32, num_hidden_layers=3, num_attention_heads=2, vocab_size=300)
+    raw = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [cls.__name__]}
+    found = probe(cls.__name__, "gpt_neox_japanese", raw)
+    assert found["attention"]["o_bias_layers"] == "layer_idx == config.num_hidden_layers - 1"
+    spec = derive(raw, cls.__name__, "gpt_neox_japanese", {**found, "origin": "tiny reference"})
+    rows = {row.native[0]: (row.disk.rpartition(".")[2], row.layers) for row in spec.checkpoint.rows}
+    assert rows["model.layers.{layer}.self_attn.o_proj.bias"] == ("dense_bias", found["attention"]["o_bias_layers"])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from onboard.reference.attention.evidence import late_bias
 from onboard.reference.record import Recording, close
 from onboard.reference.roles import LINEAR, Roles, Unexplained, is_norm
 
@@ -55,6 +56,9 @@ def branches(model: PreTrainedModel, roles: Roles, recording: Recording, index: 
         raise Unexplained("block", f"{layer} is not built as the first layer, of {what}")
     if index in roles.attention_layers:
         taken, given = recording[linears[0]].x, recording[linears[-1]].output
+        attention = model.get_submodule(mixes)
+        if bias := late_bias(attention, model.get_submodule(linears[-1])):
+            given = given + attention.get_parameter(bias)
     else:
         taken, given = recording[mixes].x, recording[mixes].output
     ends = (taken, given, recording[mlp[0]].x, recording[mlp[-1]].output)

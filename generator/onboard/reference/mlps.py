@@ -251,7 +251,11 @@ def size_expression(config: PretrainedConfig, width: int) -> str:
         for name, value in vars(config).items()
         if isinstance(value, int) and not isinstance(value, bool) and not name.startswith("_")
     }
-    candidates |= {f"{text} * config.hidden_size": value * hidden for text, value in numbers.items() if "ratio" in text}
+    candidates |= {
+        f"{text} * config.hidden_size": value * hidden
+        for text, value in numbers.items()
+        if any(word in text for word in ("ratio", "multiple"))
+    }
     candidates["4 * config.hidden_size"] = 4 * hidden
     candidates |= {text: value for text, value in numbers.items() if any(word in text for word in ("ff", "inner"))}
     for text, value in candidates.items():

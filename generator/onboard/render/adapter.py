@@ -34,13 +34,17 @@ def adapter_context(spec: ArchSpec) -> dict[str, Any]:
         "has_final_norm": any("model.norm.weight" in row.native for row in rows),
         "has_conditional_rows": any(row.only_if for row in rows),
         "has_layer_rows": any(row.layers for row in rows),
-        "layer_rows": {row.layers: _FUNCTIONS[" != " in row.layers] for row in rows if row.layers},
+        "layer_rows": {row.layers: _layer_function(row) for row in rows if row.layers},
         "fused_conditionally": any(row.only_if for row in fused(spec)),
         "base_prefix": spec.checkpoint.base_prefix,
     }
 
 
-_FUNCTIONS = {True: "_has_attention", False: "_has_mixer"}
+def _layer_function(row: KeyRow) -> str:
+    """Name of the function that says whether a layer has a row's tensor."""
+    if row.native[0].endswith(".o_proj.bias") and "layer_types" not in row.layers:
+        return "_has_output_bias"
+    return "_has_attention" if " != " in row.layers else "_has_mixer"
 
 
 def part_rows(spec: ArchSpec) -> dict[str, str]:

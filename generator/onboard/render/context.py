@@ -52,6 +52,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "by_layer_type": spec.has_layer_types and (by_type or spec.mixer is not None),
         # A state that runs from token to token does not stop where a document ends.
         "packs": spec.mixer is None,
+        "partial_layers": spec.mixer is not None or attention.o_bias_layers is not None,
         "two_layer_classes": spec.mixer is not None and spec.mixer.block != spec.block,
         # transformers' window mask and static caches read the window and the layer types from these fields alone.
         "window_from_config": attention.window_key == "sliding_window",

@@ -186,6 +186,7 @@ def _context(work: Work) -> dict[str, Any]:
         "eager_attention": eager_attention(spec, measured),
         "oracle_attention": oracle_attention(spec, measured),
         "submodules": _submodules(measured),
+        "late_bias": any(name.endswith(".o_proj.bias") for entry in measured["modules"] for name in entry["native"]),
         "disk_of": _disk_of(measured),
         "saved_variants": ["base", "untied" if spec.tying.tied else "tied"],
         "respelt_keys": sorted(

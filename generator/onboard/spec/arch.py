@@ -199,6 +199,7 @@ class Attention:
         gate: None where the heads' outputs are not gated.
         differential: whether half of the heads is subtracted from the other half (arXiv:2410.05258).
         latent: None where keys and values are projected straight from the input.
+        o_bias_layers: expression that is true in the layers whose output projection has its bias, None where all have.
     """
 
     num_heads: str
@@ -223,6 +224,7 @@ class Attention:
     gate: OutputGate | None = None
     differential: bool = False
     latent: Latent | None = None
+    o_bias_layers: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,7 @@ def _attention(found: Mapping[str, Any]) -> Attention:
         dropout_key=found["dropouts"]["attention_weights"],
         query_scale=QueryScale(**a["query_scale"]) if a["query_scale"] else None,
         differential=a.get("differential", False),
+        o_bias_layers=a.get("o_bias_layers"),
         latent=latent and _latent(latent, f"{layer}.q_b_proj.bias", found),
         gate=_gate(a.get("gate"), f"{layer}.g_proj.bias", found),
     )

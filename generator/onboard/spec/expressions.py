@@ -20,6 +20,7 @@ _COMPARE: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], bool]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
+    ast.Gt: operator.gt,
     ast.Is: operator.is_,
     ast.IsNot: operator.is_not,
 }

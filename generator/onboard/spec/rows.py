@@ -51,6 +51,8 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
 def _layers(native: str, found: Mapping[str, Any]) -> str:
     """Expression of the layers that have a tensor, where a mixer takes the attention's place in others."""
     mixer = found.get("mixer")
+    if native == "model.layers.{layer}.self_attn.o_proj.bias" and found["attention"].get("o_bias_layers"):
+        return str(found["attention"]["o_bias_layers"])
     if mixer is None or not native.startswith("model.layers."):
         return ""
     part = native.split(".")[3]

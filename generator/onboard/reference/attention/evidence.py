@@ -64,6 +64,8 @@ class Evidence:
         table: the cosines and sines that the attention is called with.
         vectors: the four vectors of a differential attention by name, whose pairs' outputs are then ``mixed``; empty
             where it is none.
+        late_bias: name of a parameter of the attention's own that is the bias of its output projection, None where
+            there is none.
     """
 
     path: str
@@ -78,6 +80,7 @@ class Evidence:
     sinks: tuple[str, torch.Tensor] | None
     table: Table | None
     vectors: Mapping[str, torch.Tensor]
+    late_bias: str | None = None
 
     @property
     def widths(self) -> dict[str, int]:
@@ -102,7 +105,8 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
     for norm in norms:
         if norm.y.shape == out.x.shape and torch.equal(norm.y, out.x):
             mixed, output_norm = norm.x, norm
-    sinks, vectors = _own_parameters(attention, path, linears, norms)
+    bias = late_bias(attention, model.get_submodule(linears.out_path))
+    sinks, vectors = _own_parameters(attention, path, linears, norms, bias)
     if vectors:
         output_norm = _norm_of_pairs(path, norms, out.x, 1 - init(index))
         mixed = output_norm.x
@@ -114,7 +118,7 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
         transposed_out=isinstance(model.get_submodule(linears.out_path), Conv1D),
         biases={
             **{name: has_bias(attention.get_submodule(name)) for name in linears.ins},
-            "": has_bias(model.get_submodule(linears.out_path)),
+            "": has_bias(model.get_submodule(linears.out_path)) or bias is not None,
         },
         outputs={name: recording[f"{path}.{name}"].output for name in linears.ins},
         mixed=mixed,
@@ -123,7 +127,24 @@ def read_layer(model: PreTrainedModel, roles: Roles, recording: Recording, index
         sinks=sinks,
         table=handed_table(recording[path]),
         vectors=vectors,
+        late_bias=bias,
     )
+
+
+def late_bias(attention: nn.Module, out: nn.Module) -> str | None:
+    """Name of a parameter of an attention that can only be the bias of its output projection, which has none.
+
+    Whether it is added there shows where the block is explained.
+    """
+    if has_bias(out):
+        return None
+    width = next(len(value.t() if isinstance(out, Conv1D) else value) for value in out.parameters())
+    found = [
+        name
+        for name, parameter in attention.named_parameters(recurse=False)
+        if parameter.shape == (width,) and "bias" in name
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def has_bias(module: nn.Module) -> bool:
@@ -184,7 +205,7 @@ def _norm_of_pairs(path: str, norms: list[NormCall], projected: torch.Tensor, fa
 
 
 def _own_parameters(
-    attention: nn.Module, path: str, linears: Linears, norms: list[NormCall]
+    attention: nn.Module, path: str, linears: Linears, norms: list[NormCall], bias: str | None
 ) -> tuple[tuple[str, torch.Tensor] | None, dict[str, torch.Tensor]]:
     """Parameters that belong neither to a projection nor to a norm: one of sinks, or four vectors."""
     inside = [attention.get_submodule(name) for name in linears.ins]
@@ -193,7 +214,7 @@ def _own_parameters(
     left = {
         name: parameter
         for name, parameter in attention.named_parameters()
-        if f"{path}.{name}".rpartition(".")[0] != linears.out_path and id(parameter) not in known
+        if f"{path}.{name}".rpartition(".")[0] != linears.out_path and id(parameter) not in known and name != bias
     }
     if not left:
         return None, {}

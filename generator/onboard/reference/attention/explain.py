@@ -68,7 +68,7 @@ def explain_attentions(
         rope["served"] = _served(reference, run, fields)
     if run.fits[0].setting.alibi:
         _check_slopes(reference, fields, model.config)
-    return {"attention": attention, "rope": rope, "modules": module_rows(run.fits[0], roles, texts)}
+    return {"attention": attention, "rope": rope, "modules": module_rows(run.fits, roles, texts)}
 
 
 def _first_run(
@@ -98,10 +98,12 @@ def _first_run(
 
 def _settled(reference: Reference, run: Run, fields: dict[str, Any], more: list[Run]) -> dict[str, str]:
     """The expression of each thing, after as many other runs as it takes."""
+    biased = any(fit.evidence.biases[""] for fit in run.fits)
     rotates = any(fit.setting.rotation for one in (run, *more) for fit in one.fits)
 
     def said(one: Run) -> Choices:
-        return one.numbers() | (one.rotating_layers() if rotates else {})
+        found = one.numbers() | (one.rotating_layers() if rotates else {})
+        return found | (one.biased_layers() if biased else {})
 
     choices = settle([said(run), *map(said, more)])
     for changes in variants(choices, fields, run.config):
@@ -128,9 +130,11 @@ def _attention(run: Run, texts: dict[str, str]) -> dict[str, Any]:
     bias = {part: evidence.biases[name] for name, parts in first.layout.parts for part in parts}
     output_norm = evidence.output_norm
     rope_layers = texts["rope_layers"] if rotation else EVERY
+    o_bias_layers = texts.get("o_bias_layers", EVERY)
     return {
         **{name: texts[name] for name in ("num_heads", "num_key_value_heads", "head_dim", "scale")},
-        "biases": {**{part: bias[part] for part in ("q", "k", "v")}, "o": evidence.biases[""]},
+        "biases": {**{part: bias[part] for part in ("q", "k", "v")}, "o": "o_bias_layers" in texts},
+        "o_bias_layers": None if o_bias_layers == EVERY else o_bias_layers,
         "differential": output_norm is not None and bool(first.lambdas),
         "gate": gate and {"over": gate.over, "activation": gate.activation, "bias": bias["g"]},
         "qk_norm": _qk_norm(run.fits[0], texts),

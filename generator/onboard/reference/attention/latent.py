@@ -180,7 +180,9 @@ def explain_latent_attention(
             "head_dim": f"{found['qk_nope_head_dim']} + {found['qk_rope_head_dim']}",
             "scale": "self.head_dim**-0.5",
             "biases": {"q": bias["q"], "k": bias["kv"], "v": bias["kv_up"], "o": bias["o"]},
-            **dict.fromkeys(("gate", "qk_norm", "output_norm", "rope_layers", "softcap", "alibi", "query_scale")),
+            **dict.fromkeys(
+                ("gate", "qk_norm", "output_norm", "o_bias_layers", "rope_layers", "softcap", "alibi", "query_scale")
+            ),
             "differential": False,
             "sinks": False,
             "rotary": found["rotary"],

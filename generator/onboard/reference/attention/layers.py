@@ -39,7 +39,8 @@ def layer_choices(flags: Mapping[int, bool], depth: int, config: PretrainedConfi
         config: the config.
 
     A list of names says it by one name, a list of flags or numbers by itself; ``layer_types`` goes before other lists.
-    Any of them may hold only where a window is set.
+    Any of them may hold only where a window is set. Where no list says it, it may be the first layer that differs, or
+    the last one.
     """
     found = [LayerChoice(EVERY, (True,) * depth, ()), *_lists(config, depth)]
     for key in ALIASES["sliding_window"]:
@@ -52,7 +53,15 @@ def layer_choices(flags: Mapping[int, bool], depth: int, config: PretrainedConfi
             for one in found[1:]
         ]
         break
-    return [one for one in found if all(one.flags[index] == flag for index, flag in flags.items())]
+    last = tuple(index == depth - 1 for index in range(depth))
+    by_place = [
+        LayerChoice("layer_idx > 0", tuple(index > 0 for index in range(depth)), ()),
+        LayerChoice("layer_idx == config.num_hidden_layers - 1", last, ("num_hidden_layers",)),
+    ]
+    for choices in (found, by_place):
+        if fitting := [one for one in choices if all(one.flags[index] == flag for index, flag in flags.items())]:
+            return fitting
+    return []
 
 
 def _lists(config: PretrainedConfig, depth: int) -> list[LayerChoice]:

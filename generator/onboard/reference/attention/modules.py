@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformers.pytorch_utils import Conv1D
@@ -14,11 +14,11 @@ from onboard.reference.roles import Roles
 NATIVE = "model.layers.{layer}.self_attn"
 
 
-def module_rows(fit: Fit, roles: Roles, texts: Mapping[str, str]) -> list[dict[str, Any]]:
+def module_rows(fits: Sequence[Fit], roles: Roles, texts: Mapping[str, str]) -> list[dict[str, Any]]:
     """Every module of an attention that has parameters.
 
     Args:
-        fit: of the first layer.
+        fits: of every layer that has an attention.
         roles: the model's parts.
         texts: expressions of ``groups`` in a fused projection, and of the numbers of heads.
 
@@ -26,7 +26,7 @@ def module_rows(fit: Fit, roles: Roles, texts: Mapping[str, str]) -> list[dict[s
         Rows as the contract has them. Where each head has a norm of its own, ``stacked`` is the expression of their
         number: ``{head}`` in the reference's name runs over it, and the native weight holds them along dimension 0.
     """
-    setting, evidence = fit.setting, fit.evidence
+    setting, evidence = fits[0].setting, fits[0].evidence
     prefix = f"{roles.layers}.{{layer}}.{roles.attention}"
     rows = []
     for name, parts in setting.layout.parts:
@@ -46,6 +46,9 @@ def module_rows(fit: Fit, roles: Roles, texts: Mapping[str, str]) -> list[dict[s
             rows.append(row)
     if evidence.sinks:
         rows.append(_row(f"{prefix}.{evidence.sinks[0]}", [f"{NATIVE}.sinks"]))
+    bias = next((found.evidence.late_bias for found in fits if found.evidence.late_bias), None)
+    if bias:
+        rows.append(_row(f"{prefix}.{bias}", [f"{NATIVE}.o_proj.bias"]))
     for name, role in zip(setting.lambdas, ROLES, strict=False):
         rows.append(_row(f"{prefix}.{name}", [f"{NATIVE}.{role}"]))
     return rows

@@ -119,6 +119,11 @@ class Run:
         flags = {fit.index: fit.setting.rotation is not None for fit in self.fits}
         return {"rope_layers": {one.text: one.keys for one in layer_choices(flags, self.depth, self.config)}}
 
+    def biased_layers(self) -> Choices:
+        """Choices of the layers whose output projection has a bias."""
+        flags = {fit.index: fit.evidence.biases[""] for fit in self.fits}
+        return {"o_bias_layers": {one.text: one.keys for one in layer_choices(flags, self.depth, self.config)}}
+
     def windowed_layers(self) -> Choices:
         """Choices of the layers that have a window."""
         flags = {fit.index: fit.setting.window is not None for fit in self.fits}
