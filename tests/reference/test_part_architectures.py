@@ -444,7 +444,6 @@ UNEXPLAINED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     ),
     "opt with projected embeddings": ("OPTForCausalLM", {"word_embed_proj_dim": 512}, "embedding", "become"),
     "doge: learned factors on the residual": ("DogeForCausalLM", {}, "block", "do not all stand at known places"),
-    "modernbert-decoder: no norm in the first layer": ("ModernBertDecoderForCausalLM", {}, "block", "layers differ"),
     "hunyuan_v1_moe: experts": ("HunYuanMoEV1ForCausalLM", {}, "block", "the branches of"),
     "lfm2: a width that is computed": ("Lfm2ForCausalLM", {}, "mlp", "no field of the config gives its width"),
     "falcon_h1: two mixers in each layer": ("FalconH1ForCausalLM", {}, "block", "keys and values of its own alone"),
@@ -471,3 +470,24 @@ def test_a_bias_that_the_last_layer_adds_to_the_residual() -> None:
     spec = derive(raw, cls.__name__, "gpt_neox_japanese", {**found, "origin": "tiny reference"})
     rows = {row.native[0]: (row.disk.rpartition(".")[2], row.layers) for row in spec.checkpoint.rows}
     assert rows["model.layers.{layer}.self_attn.o_proj.bias"] == ("dense_bias", found["attention"]["o_bias_layers"])
+
+
+def test_a_norm_that_the_first_layer_lacks_and_a_head_with_a_layer_of_its_own() -> None:
+    """ModernBERT's decoder: the embedding is normalised already, and BERT's head stands before the vocabulary."""
+    cls = transformers.ModernBertDecoderForCausalLM
+    config = cls.config_class(num_hidden_layers=6, global_attn_every_n_layers=3)
+    raw = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [cls.__name__]}
+    found = probe(cls.__name__, "modernbert-decoder", raw)
+    assert found["block"]["pre_attention_layers"] == "layer_idx > 0"
+    assert found["embedding"]["norm"] is True
+    transform = found["head"]["transform"]
+    # Both fields say gelu; only one of them is about the head.
+    assert transform["activation_key"] == "classifier_activation"
+    assert found["mlp"]["activation_key"] == "hidden_activation"
+    spec = derive(raw, cls.__name__, "modernbert-decoder", {**found, "origin": "tiny reference"})
+    assert spec.head.transform is not None
+    assert spec.head.transform.bias.key == "classifier_bias"
+    assert spec.head.bias_key == "decoder_bias"
+    rows = {row.native[0]: row.layers for row in spec.checkpoint.rows}
+    assert rows["model.layers.{layer}.input_layernorm.weight"] == "layer_idx > 0"
+    assert rows["model.layers.{layer}.post_attention_layernorm.weight"] == ""

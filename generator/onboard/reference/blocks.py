@@ -10,6 +10,7 @@ import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.attention.evidence import late_bias
+from onboard.reference.attention.layers import layer_choices
 from onboard.reference.record import Recording, close
 from onboard.reference.roles import LINEAR, Roles, Unexplained, is_norm
 
@@ -96,7 +97,8 @@ def explain_blocks(model: PreTrainedModel, roles: Roles, recording: Recording) -
     Raises:
         Unexplained: layers of a kind differ, or are none of the orders that are known.
     """
-    others = [index for index in range(len(model.get_submodule(roles.layers))) if index not in roles.attention_layers]
+    depth = len(model.get_submodule(roles.layers))
+    others = [index for index in range(depth) if index not in roles.attention_layers]
     modules: dict[str, dict[str, Any]] = {}
     blocks: list[dict[str, Any] | None] = []
     for indices in (roles.attention_layers, others):
@@ -104,12 +106,10 @@ def explain_blocks(model: PreTrainedModel, roles: Roles, recording: Recording) -
             explain_block(branches(model, roles, recording, index), roles.layer(index), model.config)
             for index in indices
         ]
-        if len({str({**block, "difference": 0}) for block in found}) > 1:
-            raise Unexplained("block", "layers differ in the order of their norms")
         if not found:
             blocks.append(None)
             continue
-        block = {**found[0], "difference": max(one["difference"] for one in found)}
+        block = _common(dict(zip(indices, found, strict=True)), depth, model.config)
         for place, name in block.pop("reference_norms").items():
             reference, native = f"{roles.layers}.{{layer}}.{name}", [f"model.layers.{{layer}}.{block[place]}"]
             row = {"reference": reference, "native": native, "transposed": False, "groups": "1"}
@@ -117,6 +117,28 @@ def explain_blocks(model: PreTrainedModel, roles: Roles, recording: Recording) -
                 raise Unexplained("block", f"{name} stands at several places, depending on what the layer mixes with")
         blocks.append(block)
     return {"block": blocks[0], "mixer_block": blocks[1], "modules": list(modules.values())}
+
+
+def _common(found: dict[int, dict[str, Any]], depth: int, config: PretrainedConfig) -> dict[str, Any]:
+    """The one order of layers that may differ in whether they have the norm before their attention.
+
+    Raises:
+        Unexplained: they differ in anything else, or no expression says which have that norm.
+    """
+    place = "pre_attention_norm"
+    have = {index: block[place] is not None for index, block in found.items()}
+    full = next((block for block in found.values() if block[place]), next(iter(found.values())))
+    left_out = {"difference": 0, place: None, "reference_norms": None}
+    if len({str({**block, **left_out}) for block in found.values()}) > 1:
+        raise Unexplained("block", "layers differ in the order of their norms")
+    layers = None
+    if len(set(have.values())) > 1:
+        choices = layer_choices(have, depth, config)
+        if not choices:
+            raise Unexplained("block", "no expression of the config says which layers have a norm before the attention")
+        layers = choices[0].text
+    difference = max(block["difference"] for block in found.values())
+    return {**full, "pre_attention_layers": layers, "difference": difference}
 
 
 def explain_block(layer: Branches, path: str, config: PretrainedConfig) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
 from onboard.reference.meanings import size, spelling
+from onboard.reference.mlps import activations
+from onboard.reference.norms import explain_norms
 from onboard.reference.record import Recording, close, record
 from onboard.reference.roles import Roles, Unexplained, is_norm
 
@@ -174,6 +176,9 @@ def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, rec
     states = recording.last(last).output
     bias = getattr(model.get_output_embeddings(), "bias", None) is not None
     scales = _head_scales(model.config)
+    transform = _transform(model, roles, recording, states, head.x)
+    if transform:
+        states = head.x
     before = [scale for scale, factor in scales.items() if close(states * factor, head.x) is not None]
     if not before or (bias and before[0]):
         tried = tuple(f"times {scale or 1}" for scale in scales)
@@ -186,11 +191,84 @@ def explain_head(model: PreTrainedModel, logits: torch.Tensor, roles: Roles, rec
             capped = cap * torch.tanh(scaled / cap) if key else scaled
             difference = close(capped, logits)
             if difference is not None:
-                return {"bias": bias, "scale": scale, "softcap_key": key, "difference": difference}
+                found = {"bias": bias, "scale": scale, "softcap_key": key, "difference": difference}
+                return found | {"transform": transform}
             if capped.shape == logits.shape:
                 miss = (capped - logits).abs().max().item()
                 nearest.append((miss, f"times {scale or 1}{f', cap {key}' if key else ''}: {miss:.2g}"))
     raise Unexplained("head", "the logits are not the head's output", tuple(text for _, text in sorted(nearest)[:3]))
+
+
+def _transform(
+    model: PreTrainedModel, roles: Roles, recording: Recording, states: torch.Tensor, taken: torch.Tensor
+) -> dict[str, Any] | None:
+    """What stands between the last hidden states and the head: ``norm(act(W x + b))`` (BERT), or None.
+
+    Args:
+        model: the tiny reference.
+        roles: its parts.
+        recording: of its run.
+        states: the last hidden states.
+        taken: what the head takes.
+    """
+    calls = {path: call for path, call in recording.items() if path != roles.head and not path.startswith(roles.layers)}
+    dense = [
+        path
+        for path, call in calls.items()
+        if isinstance(model.get_submodule(path), nn.Linear)
+        and call.x.shape == states.shape
+        and torch.equal(call.x, states)
+    ]
+    norms = [
+        path
+        for path, call in calls.items()
+        if call.output.shape == taken.shape and torch.equal(call.output, taken) and path != roles.final_norm
+        if is_norm(model.get_submodule(path), call.x, call.output)
+    ]
+    if len(dense) != 1 or len(norms) != 1:
+        return None
+    projected, normed = calls[dense[0]].output, calls[norms[0]].x
+    owner = model.get_submodule(dense[0].rpartition(".")[0])
+    for name, key, act in activations(model.config, owner):
+        if close(act(projected), normed) is not None:
+            module = model.get_submodule(norms[0])
+            norm = explain_norms({norms[0]: module}, normed.shape[-1], model.config)
+            return {
+                "bias": getattr(model.get_submodule(dense[0]), "bias", None) is not None,
+                "activation": name,
+                "activation_key": key,
+                "norm": norm,
+                "modules": [_module(dense[0], "head_dense"), _module(norms[0], "head_norm")],
+            }
+    return None
+
+
+def settle_activation(
+    cls: type[PreTrainedModel], fields: Mapping[str, Any], found: dict[str, Any], roles: Roles, input_ids: torch.Tensor
+) -> dict[str, Any]:
+    """The field that names the activation before the head, of several that name the same one; None where none does.
+
+    Args:
+        cls: the reference's class.
+        fields: constructor arguments of the tiny config.
+        found: of :func:`explain_head`.
+        roles: the model's parts.
+        input_ids: ``[1, S]``.
+    """
+    transform = found["transform"]
+    if transform is None:
+        return found
+    other = "relu" if transform["activation"] != "relu" else "silu"
+    for key in (name for name, value in fields.items() if value == transform["activation"]):
+        try:
+            model = build(cls, {**fields, key: other})
+            recording, logits = record(model, input_ids=input_ids)
+            changed = explain_head(model, logits, roles, recording)["transform"]
+        except Exception:  # the class takes no other, or another part of it does not
+            continue
+        if changed and changed["activation"] == other:
+            return {**found, "transform": {**transform, "activation_key": key}}
+    return {**found, "transform": {**transform, "activation_key": None}}
 
 
 def is_cap(name: str) -> bool:

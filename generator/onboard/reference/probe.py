@@ -45,7 +45,15 @@ from onboard.reference.build import (
 )
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.dropouts import explain_dropouts
-from onboard.reference.ends import explain_embedding, explain_head, initial_std, is_cap, pads, rounds_scale
+from onboard.reference.ends import (
+    explain_embedding,
+    explain_head,
+    initial_std,
+    is_cap,
+    pads,
+    rounds_scale,
+    settle_activation,
+)
 from onboard.reference.fields import live_fields
 from onboard.reference.meanings import read, size
 from onboard.reference.mixers import explain_mixer
@@ -107,7 +115,9 @@ def probe(
     embedding = explain_embedding(model, input_ids, roles, recording)
     head = {"reference": roles.head, "native": ["lm_head"], "transposed": False, "groups": "1"}
     norm = {"reference": roles.final_norm, "native": ["model.norm"], "transposed": False, "groups": "1"}
-    parts = (embedding, blocks, attention, mixer, mlp)
+    last = settle_activation(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids)
+    transform = last["transform"] or {"modules": []}
+    parts = (embedding, blocks, attention, mixer, mlp, transform)
     modules = [entry for part in parts for entry in part["modules"]] + [norm] * bool(roles.final_norm) + [head]
     inside = (f".{mixer['mixer']['name']}.",) if mixer["mixer"] else ()
     norms, width = _norms(model, modules, inside), model.config.hidden_size
@@ -142,7 +152,7 @@ def probe(
             "initial_std": initial_std(cls, fields),
             "rounds_scale": rounds_scale(cls, fields, embedding["embedding"], roles, input_ids),
         },
-        "head": _head(cls, fields, explain_head(model, logits, roles, recording), roles, input_ids),
+        "head": _head(cls, fields, last, roles, input_ids),
         "live": live_fields(cls, fields, input_ids),
         "fresh_loss": round(fresh_loss(cls, fields, input_ids), 2),
         **_checkpoint(cls, fields, modules),
@@ -158,10 +168,10 @@ def _norms(
     out = {}
     for entry in modules:
         native = entry["native"][0]
-        if native.endswith("norm") and not any(part in native for part in inside):
+        if native.endswith("norm") and native != "head_norm" and not any(part in native for part in inside):
             for layer in range(model.config.num_hidden_layers) if "{layer}" in native else (0,):
                 path = entry["reference"].replace("{layer}", str(layer))
-                if path in paths:
+                if path in paths and not isinstance(model.get_submodule(path), torch.nn.Identity):
                     out[path] = model.get_submodule(path)
     return out
 

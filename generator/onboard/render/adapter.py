@@ -42,8 +42,8 @@ def adapter_context(spec: ArchSpec) -> dict[str, Any]:
 
 def _layer_function(row: KeyRow) -> str:
     """Name of the function that says whether a layer has a row's tensor."""
-    if row.native[0].endswith(".o_proj.bias") and "layer_types" not in row.layers:
-        return "_has_output_bias"
+    if "layer_types" not in row.layers:
+        return "_has_output_bias" if row.native[0].endswith(".o_proj.bias") else "_has_attention_norm"
     return "_has_attention" if " != " in row.layers else "_has_mixer"
 
 

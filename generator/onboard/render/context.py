@@ -29,7 +29,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
     has_sliding = attention.window_key is not None
     by_type = "config.layer_types[" in (attention.window_layers or "") or bool(rope and rope.per_layer_type)
     te_lacks = _te_lacks(spec)
-    norms = _norms(spec)
+    norms = spec.norms
     offset = next((_CLASSES[norm.kind] for norm in norms if norm.weight and norm.offset), None)
     positions = spec.embedding.positions
     # Kernels that take neither a bias, a cap nor sinks would silently leave them out.
@@ -52,7 +52,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
         "by_layer_type": spec.has_layer_types and (by_type or spec.mixer is not None),
         # A state that runs from token to token does not stop where a document ends.
         "packs": spec.mixer is None,
-        "partial_layers": spec.mixer is not None or attention.o_bias_layers is not None,
+        "partial_layers": any((spec.mixer, attention.o_bias_layers, spec.block.pre_attention_layers)),
         "two_layer_classes": spec.mixer is not None and spec.mixer.block != spec.block,
         # transformers' window mask and static caches read the window and the layer types from these fields alone.
         "window_from_config": attention.window_key == "sliding_window",
@@ -82,7 +82,7 @@ def model_context(spec: ArchSpec, *, prefix: str, package: str, header: str) -> 
     }
 
 
-def _fp32_places(spec: ArchSpec, norms: list[Norm]) -> str:
+def _fp32_places(spec: ArchSpec, norms: tuple[Norm, ...]) -> str:
     """What is computed in fp32 whatever the model's dtype, as the begin of a sentence that ends in embeddings."""
     normed = any(norm.weight and (norm.kind == "rms" or norm.offset) for norm in norms)
     if spec.rope:
@@ -101,14 +101,6 @@ def _position_rows(spec: ArchSpec) -> str:
 _CLASSES = {"rms": "RMSNorm", "layer": "LayerNorm"}
 
 
-def _norms(spec: ArchSpec) -> list[Norm]:
-    """Every norm formula that the model uses."""
-    a = spec.attention
-    latent = (a.latent.q_norm, a.latent.kv_norm) if a.latent else ()
-    inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, spec.mlp.inner_norm, *latent)
-    return [spec.norm, *(norm for norm in inner if norm is not None)]
-
-
 def own_rope(spec: ArchSpec) -> bool:
     """Whether the rotation needs code of its own; the framework's covers the plain ones."""
     return bool(rope_reason(spec))
@@ -118,7 +110,7 @@ def layer_classes(spec: ArchSpec) -> list[str]:
     """Classes of layers.py, without their prefix."""
     a = spec.attention
     over_heads = a.qk_norm is not None and a.qk_norm.over == "heads"
-    names = [_CLASSES[norm.kind] for norm in _norms(spec) if norm.weight and norm.offset]
+    names = [_CLASSES[norm.kind] for norm in spec.norms if norm.weight and norm.offset]
     if over_heads:
         names.append("HeadNorm")
     if spec.embedding.scale and not spec.embedding.scales_inputs:
@@ -346,4 +338,7 @@ def origins(spec: ArchSpec, measured: Mapping[str, Any]) -> list[dict[str, str]]
         out.append({"path": f"{layer}.{spec.mixer.name}", "origin": "reused", "why": why})
     if spec.final_norm:
         out.append(native("model.norm", "norm", norm))
+    if spec.head.transform:
+        out.append(native("head_dense", "head", f"dense layer with {spec.head.transform.activation} before the head"))
+        out.append(native("head_norm", "head", norm_words(spec.head.transform.norm)))
     return [*out, native("lm_head", "head", "linear head")]

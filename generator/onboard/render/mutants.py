@@ -239,6 +239,9 @@ def _ends(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mappin
         out.append(Mutant("positions one too far", "shift_positions"))
     if spec.head.scale and "config." in spec.head.scale:
         out.append(Mutant("logits unscaled", "unscaled_logits"))
+    if spec.head.transform:
+        out.append(Mutant("what stands before the head left out", "no_head_transform"))
+        out.append(Mutant("activation before the head left out", "no_head_activation"))
     if spec.head.bias:
         out.append(Mutant("head bias dropped", "no_head_bias"))
     untied = "base" if not tiny.get("tie_word_embeddings") else "untied"

@@ -295,6 +295,8 @@ class Block:
 
     Args:
         multiplier: expression of ``m``, None for 1.
+        pre_attention_layers: expression that is true in the layers that have the norm before the attention, None where
+            all have it.
     """
 
     parallel: bool
@@ -304,6 +306,7 @@ class Block:
     pre_mlp_norm: str | None
     post_mlp_norm: str | None
     multiplier: str | None
+    pre_attention_layers: str | None = None
 
     @property
     def norms(self) -> tuple[str, ...]:
@@ -404,6 +407,23 @@ class Embedding:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadTransform:
+    """What the head takes instead of the last hidden states: ``norm(act(W x + b))``, as BERT's head (arXiv:1810.04805).
+
+    Args:
+        bias: whether there is a ``b``.
+        activation: its name in transformers' ``ACT2FN``.
+        activation_key: config key that names it, None where the architecture fixes it.
+        norm: the norm.
+    """
+
+    bias: Bias
+    activation: str
+    activation_key: str | None
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True)
 class Head:
     """Language-modelling head: ``cap * tanh(scale * (W x + b) / cap)``.
 
@@ -411,11 +431,15 @@ class Head:
         bias: whether there is a ``b``.
         scale: expression of the factor on the logits, None for 1.
         softcap_key: config key of the cap, None where there is none.
+        transform: of the hidden states before it, None where there is none.
+        bias_key: boolean config key that decides on the bias, None where the architecture does.
     """
 
     bias: bool
     scale: str | None
     softcap_key: str | None
+    transform: HeadTransform | None = None
+    bias_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -541,15 +565,24 @@ class ArchSpec:
         """Every bias that a projection or a norm may have."""
         a = self.attention
         more = (a.gate.bias,) if a.gate else (a.latent.q_up_bias,) if a.latent else ()
-        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, *more, self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+        transform = self.head.transform
+        head = (Bias(self.head.bias, self.head.bias_key), *((transform.bias, transform.norm.bias) if transform else ()))
+        inside = (self.mlp.up_bias, self.mlp.down_bias, self.norm.bias)
+        return (a.q_bias, a.k_bias, a.v_bias, a.o_bias, *more, *inside, *head)
+
+    @property
+    def norms(self) -> tuple[Norm, ...]:
+        """Every formula of a norm in the model."""
+        a = self.attention
+        latent = (a.latent.q_norm, a.latent.kv_norm) if a.latent else ()
+        head = self.head.transform.norm if self.head.transform else None
+        inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, self.mlp.inner_norm, *latent, head)
+        return (self.norm, *(norm for norm in inner if norm is not None))
 
     @property
     def scalar_expressions(self) -> tuple[str, ...]:
         """Expressions of numbers that generated code reads from the config."""
-        a = self.attention
-        latent = (a.latent.q_norm, a.latent.kv_norm) if a.latent else ()
-        inner = (a.qk_norm.norm if a.qk_norm else None, a.output_norm, self.mlp.inner_norm, *latent)
-        norms = [self.norm, *(norm for norm in inner if norm is not None)]
+        a, norms = self.attention, self.norms
         alibi = a.alibi.bias_max if a.alibi else None
         found = (a.scale, a.softcap, alibi, self.embedding.scale, self.block.multiplier, self.head.scale)
         return tuple(expression for expression in (*(norm.eps for norm in norms), *found) if expression)

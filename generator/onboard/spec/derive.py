@@ -27,6 +27,7 @@ from onboard.spec.arch import (
     Embedding,
     FixedField,
     Head,
+    HeadTransform,
     Latent,
     LayerKind,
     Mixer,
@@ -76,9 +77,9 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
         attention=attention,
         rope=_rope(found),
         mlp=mlp,
-        block=Block(**{name: found["block"][name] for name in Block.__dataclass_fields__}),
+        block=_block(found["block"]),
         mixer=_mixer(found),
-        head=Head(found["head"]["bias"], found["head"]["scale"], found["head"]["softcap_key"]),
+        head=_head(found),
         dropouts=Dropouts(**{name: drops[name] for name in Dropouts.__dataclass_fields__}),
         tying=Tying(bool(real["tie_word_embeddings"])),
         checkpoint=Checkpoint(key_rows(found), ignored_keys(found), base_prefix(found)),
@@ -180,7 +181,9 @@ def _norm_bias(found: Mapping[str, Any]) -> Bias:
 
 
 def _first_norm(found: Mapping[str, Any]) -> str:
-    places = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
+    places = ["pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm"]
+    if found["block"].get("pre_attention_layers"):
+        places = places[1:]  # not every layer has the first one
     return next((found["block"][place] for place in places if found["block"][place]), "")
 
 
@@ -227,9 +230,28 @@ def _mixer(found: Mapping[str, Any]) -> Mixer | None:
         hidden_states=names["hidden_states"],
         padding_mask=names["attention_mask"],
         cache=names["past_key_values"],
-        block=Block(**{name: m["block"][name] for name in Block.__dataclass_fields__}),
+        block=_block(m["block"]),
         reads=tuple(m["reads"]),
     )
+
+
+def _block(block: Mapping[str, Any]) -> Block:
+    values: dict[str, Any] = {name: block.get(name) for name in Block.__dataclass_fields__}
+    return Block(**values)
+
+
+def _head(found: Mapping[str, Any]) -> Head:
+    h = found["head"]
+    bias = _bias(h["bias"], "lm_head.bias", found)
+    transform = h.get("transform")
+    if transform:
+        transform = HeadTransform(
+            _bias(transform["bias"], "head_dense.bias", found),
+            transform["activation"],
+            transform["activation_key"],
+            _norm(transform["norm"], _bias(transform["norm"]["bias"], "head_norm.bias", found)),
+        )
+    return Head(bias.present, h["scale"], h["softcap_key"], transform, bias.key)
 
 
 def _embedding(found: Mapping[str, Any]) -> Embedding:

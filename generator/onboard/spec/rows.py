@@ -11,7 +11,10 @@ from onboard.errors import Unsupported
 from onboard.spec.arch import IgnoredKey, KeyRow
 
 _PLACES = ("pre_attention_norm", "post_attention_norm", "pre_mlp_norm", "post_mlp_norm")
-_ORDER = ("model.embed_tokens", "model.embed_positions", "model.embed_norm", "model.layers", "model.norm", "lm_head")
+_ORDER = (
+    *("model.embed_tokens", "model.embed_positions", "model.embed_norm", "model.layers", "model.norm"),
+    *("head_dense", "head_norm", "lm_head"),
+)
 
 
 def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
@@ -51,6 +54,9 @@ def key_rows(found: Mapping[str, Any]) -> tuple[KeyRow, ...]:
 def _layers(native: str, found: Mapping[str, Any]) -> str:
     """Expression of the layers that have a tensor, where a mixer takes the attention's place in others."""
     mixer = found.get("mixer")
+    partial = found["block"].get("pre_attention_layers")
+    if partial and native.split(".")[3:4] == [found["block"]["pre_attention_norm"]]:
+        return str(partial)
     if native == "model.layers.{layer}.self_attn.o_proj.bias" and found["attention"].get("o_bias_layers"):
         return str(found["attention"]["o_bias_layers"])
     if mixer is None or not native.startswith("model.layers."):
