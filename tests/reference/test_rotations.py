@@ -214,3 +214,15 @@ def test_a_table_rounded_to_bf16() -> None:
         return torch.tensor(default(pair)).bfloat16().item()
 
     assert not fits(parameters("default"), tables(rounded))
+
+
+def test_frequencies_of_height_and_width_apart() -> None:
+    """They alternate where a rotation has sections; Cohere Compass sorts them, and both readings are tried."""
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [2, 2, 1]}
+    plain, apart = frequencies(config(rope_parameters=rope), 10, SEQUENCE, None)
+    assert not plain.sections_apart
+    assert apart.sections_apart
+    first = plain.inv_freq.tolist()
+    assert apart.inv_freq.tolist() == [first[0], first[2], first[1], first[3], first[4]]
+    assert len(frequencies(config(rope_parameters={**rope, "mrope_section": [3, 2, 1]}), 10, SEQUENCE, None)) == 1
+    assert len(frequencies(config(rope_parameters={**rope, "mrope_section": None}), 10, SEQUENCE, None)) == 1

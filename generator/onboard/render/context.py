@@ -256,6 +256,8 @@ def rope_reason(spec: ArchSpec) -> str:
         reasons.append("only a part of the head rotates" if rope.partial else "the config does not describe it")
     if spec.attention.rotary == "interleaved":
         reasons.append("neighbouring dimensions rotate together")
+    if rope.sections_apart:
+        reasons.append("frequencies of height and width stand apart")
     if rope.reversed:
         reasons.append("the rotation runs the other way round")
     scaled = [name for name in rope.types if name not in _FRAMEWORK_ROPES]

@@ -186,7 +186,7 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mappin
         out.append(Mutant("rotary part at the end of the head", "rotate_the_end"))
     name = "interleaved rotation" if spec.attention.rotary == "half" else "half rotation"
     out.append(Mutant(name, "other_pairs"))
-    if spec.attention.rope_layers:
+    if spec.attention.rope_layers and not spec.rope.per_layer_type:  # else such a layer has no table to rotate by
         shifted = "lambda module, index: not module.use_rope if index > 1 else module.use_rope"
         out.append(Mutant("every layer rotates", 'set_attribute("self_attn", "use_rope", lambda *_: True)'))
         out.append(Mutant("layers that rotate shifted", f'set_attribute("self_attn", "use_rope", {shifted})'))
@@ -205,7 +205,8 @@ def _windows(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Map
         Mutant("window ignored", "no_window", variant),
     ]
     types = {**tiny, **variants.get(variant, {})}.get("layer_types")
-    if types and len(set(types)) > 1:
+    by_kind = spec.rope is not None and spec.rope.per_layer_type and a.rope_layers is not None
+    if types and len(set(types)) > 1 and not by_kind:
         out.append(Mutant("layer pattern shifted by one", "shift_layer_types", variant))
     return out
 

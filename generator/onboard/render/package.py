@@ -186,6 +186,7 @@ def _context(work: Work) -> dict[str, Any]:
         "eager_attention": eager_attention(spec, measured),
         "oracle_attention": oracle_attention(spec, measured),
         "submodules": _submodules(measured),
+        "rotating_kind": _rotating_kind(measured["tiny"].get("rope_parameters")),
         "late_bias": any(name.endswith(".o_proj.bias") for entry in measured["modules"] for name in entry["native"]),
         "disk_of": _disk_of(measured),
         "saved_variants": ["base", "untied" if spec.tying.tied else "tied"],
@@ -281,6 +282,12 @@ def _submodules(measured: Mapping[str, Any]) -> list[tuple[str, str]]:
         native = f"model.layers.{{layer}}.{measured['mixer']['name']}"
         found.append((f"{roles['layers']}.{{layer}}.{roles['mixer']}", native))
     return found
+
+
+def _rotating_kind(parameters: Any) -> str:
+    """A kind of layer that rotates, where each kind has rotary parameters of its own."""
+    kinds = [kind for kind, own in (parameters or {}).items() if isinstance(own, Mapping)]
+    return "full_attention" if "full_attention" in kinds or not kinds else str(kinds[0])
 
 
 def _disk_of(measured: Mapping[str, Any]) -> dict[str, str]:

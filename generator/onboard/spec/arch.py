@@ -240,6 +240,8 @@ class Rope:
             else None.
         theta: the base, where ``config.rope_parameters`` does not say it; else None.
         reversed: whether the rotation runs the other way round (sine negated).
+        sections_apart: whether the first frequencies, which belong to height and width in turns where positions have
+            three dimensions (``mrope_section``), are sorted into those of height and those of width (Cohere Compass).
         parameters: ``config.rope_parameters`` of the real model, for people.
     """
 
@@ -251,6 +253,7 @@ class Rope:
     theta: float | None
     reversed: bool
     parameters: Mapping[str, Any] = field(hash=False)
+    sections_apart: bool = False
 
     @property
     def length_dependent(self) -> tuple[str, ...]:

@@ -200,6 +200,7 @@ def _rope(found: Mapping[str, Any]) -> Rope | None:
         theta=rope["theta"],
         reversed=rope["reversed"],
         parameters=found["real"]["rope_parameters"] or {},
+        sections_apart=rope.get("sections_apart", False),
     )
 
 

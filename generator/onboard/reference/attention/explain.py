@@ -173,6 +173,7 @@ def _rope(run: Run, texts: dict[str, str]) -> dict[str, Any] | None:
         "partial": any(one.partial for one in angles),
         "dim": texts.get("rope_dim"),
         "theta": angles[0].theta,
+        "sections_apart": angles[0].sections_apart,
         "reversed": rotating[0].setting.rotation.reversed,
         "difference": max(_angle_difference(fit) for fit in rotating),
     }

@@ -6,8 +6,8 @@ layers, they are compared as well, in whichever order they hold the frequencies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -52,6 +52,8 @@ class Frequencies:
         partial: whether only a part of the head is rotated.
         dim: expressions of R where ``rope_parameters`` does not give it.
         theta: the base, where ``rope_parameters`` does not give it.
+        sections_apart: whether the frequencies of height and width, which alternate, stand apart; see
+            :class:`onboard.spec.arch.Rope`.
     """
 
     rope_type: str
@@ -60,6 +62,7 @@ class Frequencies:
     partial: bool
     dim: tuple[Expression, ...] = ()
     theta: float | None = None
+    sections_apart: bool = False
 
     def table(self, length: int) -> Table:
         """Cosines and sines ``[S, R / 2]``."""
@@ -120,7 +123,11 @@ def frequencies(config: PretrainedConfig, head_dim: int, length: int, layer_type
         own = parameters.get(layer_type) if nested else parameters
         if not own or own.get("rope_theta") is None:
             return []
-        return [_from_parameters(config, own, head_dim, length, layer_type if nested else None)]
+        plain = _from_parameters(config, own, head_dim, length, layer_type if nested else None)
+        sections = own.get("mrope_section")
+        if plain.rope_type != "default" or not sections or sum(sections) != len(plain.inv_freq):
+            return [plain]
+        return [plain, replace(plain, inv_freq=_apart(plain.inv_freq, sections), sections_apart=True)]
     found: dict[int, list[Expression]] = {}
     for text, name, value in fields(config):
         words = name.split("_")
@@ -135,6 +142,12 @@ def frequencies(config: PretrainedConfig, head_dim: int, length: int, layer_type
         for dim, texts in found.items()
         if texts
     ]
+
+
+def _apart(inv_freq: torch.Tensor, sections: Sequence[int]) -> torch.Tensor:
+    """Frequencies ``[R / 2]`` of height, then of width, which alternate before those of time."""
+    alternating, rest = inv_freq[: sections[0] + sections[1]], inv_freq[sections[0] + sections[1] :]
+    return torch.cat((alternating[::2], alternating[1::2], rest))
 
 
 def is_nested(parameters: Mapping[str, Any]) -> bool:
