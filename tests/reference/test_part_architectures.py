@@ -445,7 +445,6 @@ UNEXPLAINED: dict[str, tuple[str, dict[str, Any], str, str]] = {
     "opt with projected embeddings": ("OPTForCausalLM", {"word_embed_proj_dim": 512}, "embedding", "become"),
     "doge: learned factors on the residual": ("DogeForCausalLM", {}, "block", "do not all stand at known places"),
     "hunyuan_v1_moe: experts": ("HunYuanMoEV1ForCausalLM", {}, "block", "the branches of"),
-    "lfm2: a width that is computed": ("Lfm2ForCausalLM", {}, "mlp", "no field of the config gives its width"),
     "falcon_h1: two mixers in each layer": ("FalconH1ForCausalLM", {}, "block", "keys and values of its own alone"),
     "mamba2: mixers alone": ("Mamba2ForCausalLM", {}, "block", "keys and values of its own alone"),
     "gemma3n_text: more projections in a layer": ("Gemma3nForCausalLM", {}, "block", "lie in 4 modules"),
@@ -491,3 +490,17 @@ def test_a_norm_that_the_first_layer_lacks_and_a_head_with_a_layer_of_its_own() 
     rows = {row.native[0]: row.layers for row in spec.checkpoint.rows}
     assert rows["model.layers.{layer}.input_layernorm.weight"] == "layer_idx > 0"
     assert rows["model.layers.{layer}.post_attention_layernorm.weight"] == ""
+
+
+def test_a_width_that_is_computed() -> None:
+    """LFM2: two thirds, times a factor, rounded up."""
+    cls = transformers.Lfm2ForCausalLM
+    config = cls.config_class(num_hidden_layers=4, full_attn_idxs=[0, 1, 2, 3])
+    raw = {**json.loads(config.to_json_string(use_diff=False)), "architectures": [cls.__name__]}
+    found = probe(cls.__name__, "lfm2", raw)
+    rounded = "int(config.block_ffn_dim_multiplier * int(2 * config.intermediate_size / 3))"
+    text = f"config.block_multiple_of * (({rounded} + config.block_multiple_of - 1) // config.block_multiple_of)"
+    assert found["mlp"]["intermediate_size"] == text
+    spec = derive(raw, cls.__name__, "lfm2", {**found, "origin": "tiny reference"})
+    assert spec.dimensions.intermediate_size == 8192
+    assert [field.key for field in spec.fixed] == ["block_auto_adjust_ff_dim"]

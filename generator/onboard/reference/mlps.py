@@ -258,10 +258,31 @@ def size_expression(config: PretrainedConfig, width: int) -> str:
     }
     candidates["4 * config.hidden_size"] = 4 * hidden
     candidates |= {text: value for text, value in numbers.items() if any(word in text for word in ("ff", "inner"))}
+    candidates |= _rounded(config, own)
     for text, value in candidates.items():
         if value == width:
             return text
     raise Unexplained("mlp", f"no field of the config gives its width {width}")
+
+
+def _rounded(config: PretrainedConfig, key: str | None) -> dict[str, int]:
+    """Two thirds of a width, times a factor, rounded up to a multiple (Llama's first code; arXiv:2002.05202)."""
+    width = getattr(config, key, None) if key else None
+    if type(width) is not int:
+        return {}
+    named = {name: value for name, value in vars(config).items() if not name.startswith("_")}
+    factors = {name: value for name, value in named.items() if "multiplier" in name and type(value) is float}
+    multiples = {name: value for name, value in named.items() if "multiple_of" in name and type(value) is int and value}
+    third = f"int(2 * config.{key} / 3)"
+    scaled = {f"int(config.{name} * {third})": int(value * int(2 * width / 3)) for name, value in factors.items()}
+    scaled |= {third: int(2 * width / 3)}
+    rounded = {
+        f"config.{name} * (({text} + config.{name} - 1) // config.{name})": multiple
+        * ((value + multiple - 1) // multiple)
+        for name, multiple in multiples.items()
+        for text, value in scaled.items()
+    }
+    return rounded | scaled
 
 
 def _reads_activation(cls: type[PreTrainedModel], fields: dict[str, Any], key: str, input_ids: torch.Tensor) -> bool:
