@@ -256,10 +256,19 @@ def _set_counts_of_layers(
             fields[name] = max(1, min(value, most))
 
 
+def left_dense(real: PretrainedConfig, fields: Mapping[str, Any]) -> list[str]:
+    """Counts of experts that the config leaves empty, where the tiny model's layers are dense for that reason alone."""
+    dense = [name for name in _dense_counts(fields) if (read(real, name) or 0) < (size(real, "num_hidden_layers") or 0)]
+    every = [name for name in dense if fields[name] == fields.get(spelling(real, "num_hidden_layers") or "")]
+    return _experts(real) if every and _lacks_experts(real) else []
+
+
 def _lacks_experts(real: PretrainedConfig) -> bool:
-    """Whether the class has fields that count experts, and the config leaves all of them empty."""
-    counts = [name for name in ALIASES["num_experts"] if name in type(real).__dataclass_fields__]
-    return bool(counts) and all(read(real, name) is None for name in counts)
+    return bool(_experts(real)) and all(read(real, name) is None for name in _experts(real))
+
+
+def _experts(real: PretrainedConfig) -> list[str]:
+    return [name for name in ALIASES["num_experts"] if name in type(real).__dataclass_fields__]
 
 
 def _dense_counts(fields: Mapping[str, Any]) -> list[str]:

@@ -353,10 +353,14 @@ def _not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
     error = found["real"].get("error")
     if not error:
         return []
+    values = found["real"]["values"]
+    counts = {name: tiny for name, tiny in found["tiny"].items() if {"first", "dense"} <= set(name.split("_"))}
+    dense = [f"{name}={values[name]}" for name, tiny in counts.items() if name in values and tiny != values[name]]
+    how = f"all layers are dense, in spite of {', '.join(dense)}" if dense else "the missing values are filled in"
     return [
         ReviewItem(
             f"transformers cannot build {found['reference_class']} from this config.json: {shown(error)}.",
-            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
+            f"The proof holds for the tiny config, in which {how}; complete the file.",
         )
     ]
 
