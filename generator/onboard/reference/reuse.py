@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
 from onboard.reference.explained import explain_each
-from onboard.reference.layout import aliases, layout, real_names, rows
+from onboard.reference.joins import rows_of
+from onboard.reference.layout import Layout, Table, aliases, layout, real_names, tabulate
 from onboard.reference.mistakes import find_mistakes
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
@@ -72,7 +74,7 @@ def measure_reuse(
         if fields[key] in (None, 1.0):
             variants[key] = {key: _TELLING}
     base = getattr(model, cls.base_model_prefix, None) if cls.base_model_prefix else None
-    table, names = _rows(cls, real, fields, variants, layers)
+    table, names = _table(cls, real, fields, variants, layers, input_ids)
     return {
         "level": "model" if why_whole else "decoder",
         "why_whole": why_whole,
@@ -93,7 +95,8 @@ def measure_reuse(
         "tie_support": _tie_support(cls, fields, head),
         "variants": variants,
         "keep_in_fp32": sorted(model._keep_in_fp32_modules_strict or ()),
-        "rows": table,
+        "rows": table.rows,
+        "joins": table.joins,
         "real_names": names,
         "supports": measure_support(cls, fields, variants, input_ids),
         "left_alone": left_alone(cls, fields),
@@ -279,26 +282,35 @@ def _names(model: PreTrainedModel) -> set[str]:
     return {name for name, _ in model.named_parameters()}
 
 
-def _rows(
+def _table(
     cls: type[PreTrainedModel],
     real: PretrainedConfig,
     fields: Mapping[str, Any],
     variants: Mapping[str, Mapping[str, Any]],
     layers: str | None,
-) -> tuple[list[dict[str, Any]], list[str] | None]:
+    input_ids: torch.Tensor,
+) -> tuple[Table, list[str] | None]:
     """The key map, and the names on disk of the real model's tensors (None where it cannot be built without memory)."""
     untied = {**fields, "tie_word_embeddings": False}
-    pairs = layout(cls, untied)
-    pairs |= {disk: native for disk, native in layout(cls, fields).items() if native not in pairs.values()}
+    base = layout(cls, untied)
+    model = build(cls, untied)
+    joins = {join.native: replace(join, rows_of=rows_of(model, join, input_ids)) for join in base.joins}
+    pairs = dict(base.names)
+    pairs |= {disk: native for disk, native in layout(cls, fields).names.items() if native not in pairs.values()}
     only_if: dict[str, str] = {}
     for change in variants.values():
         key = next(iter(change))
         with_it = layout(cls, {**untied, **change})
-        before, after = set(pairs.values()), set(with_it.values())
+        before = set(pairs.values()) | {name for names in joins for name in names}
+        after = set(with_it.names.values()) | {name for join in with_it.joins for name in join.native}
         only_if |= dict.fromkeys(after - before if change[key] else before - after, key)
-        pairs |= {disk: native for disk, native in with_it.items() if native not in before}
+        pairs |= {disk: native for disk, native in with_it.names.items() if native not in before}
+        new = [join for join in with_it.joins if join.native[0] not in before]
+        if new:
+            other = build(cls, {**untied, **change})
+            joins |= {join.native: replace(join, rows_of=rows_of(other, join, input_ids)) for join in new}
     sizes = _real_shapes(cls, real)
-    table = rows(pairs, layers, only_if, sizes)
+    table = tabulate(Layout(pairs, list(joins.values())), layers, only_if, sizes)
     return table, None if sizes is None else real_names(table, layers, sizes)
 
 
