@@ -170,7 +170,7 @@ def reuse(
         "reference_class": cls.__name__,
         "config_class": cls.config_class.__name__,
         "tiny": fields,
-        "real": _real(cls, real, raw),
+        "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "problem": problem,
         "reuse": measure_reuse(cls, real, fields, problem),
     }

@@ -7,7 +7,7 @@ not described, it is reused as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,6 +46,20 @@ class RenamedKey:
 
     disk: str
     native: str
+    shape: str
+    only_if: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedKey:
+    """One kind of tensor that is stored in parts, or that holds several of the model's: see :class:`.joins.Join`."""
+
+    disk: tuple[str, ...]
+    native: tuple[str, ...]
+    operation: Literal["join", "split"]
+    dim: int
+    leading: int
+    rows_of: tuple[str, ...]
     shape: str
     only_if: str
 
@@ -122,6 +136,7 @@ class ReusedSpec:
     tying: Tying
     dimensions: Sizes
     rows: tuple[RenamedKey, ...]
+    joins: tuple[JoinedKey, ...]
     ignored: tuple[IgnoredPattern, ...]
     keep_in_fp32: tuple[str, ...]
     created_in_fp32: bool
@@ -141,6 +156,11 @@ class ReusedSpec:
     def ignores_tying(self) -> bool:
         """Whether the config asks for a tied head and the class has one of its own all the same."""
         return self.tying.tied and self.tie_support == "UNTIED_ONLY"
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a tensor has several parts: a join of one alone only adds dimensions."""
+        return any(len(row.disk) + len(row.native) > 2 for row in self.joins)
 
     @property
     def real_size(self) -> bool:
@@ -195,10 +215,20 @@ def describe(
         RenamedKey(
             row["disk"],
             _native(row["native"], head, native_head),
-            "" if row["shape"] is None else f"[{', '.join(map(str, row['shape']))}]",
+            _shape(row["shape"]),
             row["only_if"],
         )
         for row in found["rows"]
+    )
+    joins = tuple(
+        JoinedKey(
+            disk=tuple(row["disk"]),
+            native=tuple(_native(name, head, native_head) for name in row["native"]),
+            rows_of=tuple(row["rows_of"]),
+            shape=_shape(row["shape"]),
+            **{name: row[name] for name in ("operation", "dim", "leading", "only_if")},
+        )
+        for row in found["joins"]
     )
     if not table:
         raise Unsupported(
@@ -237,6 +267,7 @@ def describe(
         tying=Tying(tied),
         dimensions=Sizes(**{name: _size(real.get(name)) for name in Sizes.__dataclass_fields__}),
         rows=table,
+        joins=joins,
         ignored=_ignored(table),
         keep_in_fp32=tuple(found["keep_in_fp32"]),
         created_in_fp32=supports["created_in_fp32"],
@@ -246,6 +277,8 @@ def describe(
         unproven={name: supports[name] for name in _ABILITIES if isinstance(supports[name], str)},
         review=(
             *_novel_review(spec_modules),
+            *_not_built(measured),
+            *_joins_review(joins),
             *_published_review(found, table, published, tied, head),
             *_config_review(raw, measured),
         ),
@@ -265,6 +298,10 @@ _ABILITIES = {
 
 def _size(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
 def _native(name: str, head: str | None, native_head: str | None) -> str:
@@ -298,6 +335,31 @@ def _novel_review(modules: Iterable[ReusedModule]) -> list[ReviewItem]:
         )
         for module in modules
         if module.origin == "novel"
+    ]
+
+
+def _not_built(measured: Mapping[str, Any]) -> list[ReviewItem]:
+    error = measured["real"].get("error")
+    if not error:
+        return []
+    return [
+        ReviewItem(
+            f"transformers cannot build {measured['reference_class']} from this config.json: {shown(error)}.",
+            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
+        )
+    ]
+
+
+def _joins_review(joins: Iterable[JoinedKey]) -> list[ReviewItem]:
+    """Parts whose sizes a saved checkpoint does not show."""
+    return [
+        ReviewItem(
+            f"{', '.join(join.disk)} are written with as many rows as {', '.join(join.rows_of)}, to which they belong; "
+            "transformers itself writes parts of one size, and reads both.",
+            "Compare with the header of the published checkpoint.",
+        )
+        for join in joins
+        if join.rows_of
     ]
 
 
