@@ -93,6 +93,7 @@ def measure_reuse(
         "head_bias": getattr(head_module, "bias", None) is not None,
         "layers": layers,
         "tie_support": _tie_support(cls, fields, head),
+        "head_stored": _head_stored(cls, fields, head),
         "variants": variants,
         "keep_in_fp32": sorted(model._keep_in_fp32_modules_strict or ()),
         "rows": table.rows,
@@ -140,7 +141,11 @@ def _cut(
     lacking = [name for name in _TAKEN if name not in parameters]
     if lacking or not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise Unexplained("head", f"the base model does not take {', '.join(lacking) or 'further arguments'}")
-    if "past_key_values" not in base(input_ids, use_cache=True):
+    try:
+        keeps = "past_key_values" in base(input_ids, use_cache=True)
+    except Exception as error:  # a state that transformers cannot make for these layers
+        raise Unexplained("head", f"the base model keeps no state: {type(error).__name__}: {error}") from error
+    if not keeps:
         raise Unexplained("head", "the base model returns no past_key_values")
     if set(type(base)(model.config).state_dict()) != set(base.state_dict()):
         raise Unexplained("head", "the base model is built with other arguments than its config")
@@ -255,6 +260,12 @@ def _tie_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], head: st
     return "TIED_ONLY" if shared[False] else "UNTIED_ONLY"
 
 
+def _head_stored(cls: type[PreTrainedModel], fields: Mapping[str, Any], head: str | None) -> bool:
+    """Whether a checkpoint with a tied head has the head and lacks the embedding, instead of the other way round."""
+    model = build(cls, {**fields, "tie_word_embeddings": True})
+    return f"{head}.weight" in model.all_tied_weights_keys.values()
+
+
 def _variants(
     cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor
 ) -> dict[str, dict[str, Any]]:
@@ -319,7 +330,8 @@ def _real_shapes(cls: type[PreTrainedModel], real: PretrainedConfig) -> dict[str
     try:
         with torch.device("meta"):
             model = cls(real)
-            shared = aliases(model)
+            tied = model.all_tied_weights_keys
+            shared = {*tied, *(name for name, first in aliases(model).items() if first not in tied)}
             return {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name not in shared}
     except Exception:  # a constructor that computes with values
         return None

@@ -103,6 +103,7 @@ class ReusedSpec:
         head_width: config field that is the head's input width, for ``decoder``.
         embedding, head, layers: paths in the reference.
         keep_in_fp32: parts of names of parameters that transformers keeps in fp32 whatever the dtype.
+        head_stored: whether a checkpoint with a tied head has the head, and the embedding is left out.
         created_in_fp32: whether the class creates a parameter in fp32 whatever the dtype.
         left_alone: parameters that transformers leaves as a constructor made them, and the package initialises.
         block_mask: whether a mask of documents keeps them apart in every layer.
@@ -133,6 +134,7 @@ class ReusedSpec:
     block_mask: bool
     keeps_logits: bool
     tie_support: Literal["BOTH", "TIED_ONLY", "UNTIED_ONLY"]
+    head_stored: bool
     tying: Tying
     dimensions: Sizes
     rows: tuple[RenamedKey, ...]
@@ -264,6 +266,7 @@ def describe(
         block_mask=supports["block_mask"] is True,
         keeps_logits=level == "decoder" or supports["logits_to_keep"] is True,
         tie_support=support,
+        head_stored=level == "model" and found["head_stored"],
         tying=Tying(tied),
         dimensions=Sizes(**{name: _size(real.get(name)) for name in Sizes.__dataclass_fields__}),
         rows=table,
@@ -378,7 +381,7 @@ def _published_review(
     patterns = [re.compile(item.pattern) for item in _ignored(table)]
     there = {name for name in published if not any(pattern.search(name) for pattern in patterns)}
     if tied and head:
-        there.discard(f"{head}.weight")
+        there.discard(f"{found['embedding'] if found['head_stored'] else head}.weight")
     expected = set(found["real_names"])
     return [
         *(
