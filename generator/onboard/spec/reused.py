@@ -15,7 +15,7 @@ from onboard.errors import Unsupported
 from onboard.facts._text import shown
 from onboard.spec.arch import Provenance, ReviewItem, Tying
 from onboard.spec.keys import ALIASES
-from onboard.spec.review import unknown_keys
+from onboard.spec.review import not_built, unknown_keys
 
 _SHOWN = 5
 
@@ -280,7 +280,7 @@ def describe(
         unproven={name: supports[name] for name in _ABILITIES if isinstance(supports[name], str)},
         review=(
             *_novel_review(spec_modules),
-            *_not_built(measured),
+            *not_built(measured),
             *_joins_review(joins),
             *_published_review(found, table, published, tied, head),
             *_config_review(raw, measured),
@@ -338,18 +338,6 @@ def _novel_review(modules: Iterable[ReusedModule]) -> list[ReviewItem]:
         )
         for module in modules
         if module.origin == "novel"
-    ]
-
-
-def _not_built(measured: Mapping[str, Any]) -> list[ReviewItem]:
-    error = measured["real"].get("error")
-    if not error:
-        return []
-    return [
-        ReviewItem(
-            f"transformers cannot build {measured['reference_class']} from this config.json: {shown(error)}.",
-            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
-        )
     ]
 
 
