@@ -21,6 +21,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "lru_width": 96,
         "attention_window_size": 16,
     },
+    "a checkpoint that has the parts of a tensor": {
+        "architectures": ["OlmoHybridForCausalLM"],
+        "model_type": "olmo_hybrid",
+        **COMMON,
+        "intermediate_size": 192,
+        "num_attention_heads": 6,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+    },
     "a whole class": {"architectures": ["MambaForCausalLM"], "model_type": "mamba", **COMMON, "state_size": 8},
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from onboard.reference.build import build
 from onboard.reference.explained import explain_each
-from onboard.reference.layout import aliases, layout, pattern_of, real_names, rows
+from onboard.reference.layout import Layout, aliases, layout, pattern_of, real_names, tabulate
 from onboard.reference.mistakes import find_mistakes
 from onboard.reference.probe import answer
 from onboard.reference.reuse import measure_reuse
@@ -240,8 +240,9 @@ def test_names_on_disk_are_matched_by_the_values(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(llama.LlamaForCausalLM, "save_pretrained", renamed)
     found = layout(LlamaForCausalLM, {**LLAMA, "tie_word_embeddings": False})
-    assert found["decoder.layers.1.mlp.up_proj.weight"] == "model.layers.1.mlp.up_proj.weight"
-    table = {row["native"]: row["disk"] for row in rows(found, "model.layers", {}, None)}
+    assert found.joins == []
+    assert found.names["decoder.layers.1.mlp.up_proj.weight"] == "model.layers.1.mlp.up_proj.weight"
+    table = {row["native"]: row["disk"] for row in tabulate(found, "model.layers", {}, None).rows}
     assert table["model.layers.{layer}.mlp.up_proj.weight"] == "decoder.layers.{layer}.mlp.up_proj.weight"
 
 
@@ -276,8 +277,8 @@ def test_lists_that_grow_with_the_model() -> None:
     """The tiny model has fewer of them, so that the row may not name their indices."""
     pairs = {f"a.layers.0.list.{index}.weight": f"m.layers.0.list.{index}.weight" for index in (0, 1)}
     real = {f"m.layers.{layer}.list.{index}.weight": [8, 4] for layer in (0, 1) for index in (0, 1, 2)}
-    table = rows(pairs, "m.layers", {}, real)
-    assert [(row["disk"], row["native"], row["shape"]) for row in table] == [
+    table = tabulate(Layout(pairs, []), "m.layers", {}, real)
+    assert [(row["disk"], row["native"], row["shape"]) for row in table.rows] == [
         ("a.layers.{layer}.list.{index}.weight", "m.layers.{layer}.list.{index}.weight", [8, 4])
     ]
     assert real_names(table, "m.layers", real)[-1] == "a.layers.1.list.2.weight"
@@ -285,13 +286,13 @@ def test_lists_that_grow_with_the_model() -> None:
 
 def test_a_kind_of_tensor_that_only_the_real_model_has() -> None:
     with pytest.raises(Unexplained, match=r"m\.extra\.weight"):
-        rows({"m.norm.weight": "m.norm.weight"}, "m.layers", {}, {"m.extra.weight": [3]})
+        tabulate(Layout({"m.norm.weight": "m.norm.weight"}, []), "m.layers", {}, {"m.extra.weight": [3]})
 
 
 def test_layers_that_are_renamed_in_different_ways() -> None:
     pairs = {"m.layers.0.a.weight": "m.layers.0.w.weight", "m.layers.1.b.weight": "m.layers.1.w.weight"}
     with pytest.raises(Unexplained, match="in one layer"):
-        rows(pairs, "m.layers", {}, None)
+        tabulate(Layout(pairs, []), "m.layers", {}, None)
 
 
 # The probe's answer

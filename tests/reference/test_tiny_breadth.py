@@ -15,8 +15,7 @@ from onboard.reference.build import build, find_class, read_config
 from onboard.reference.checks import check_keys, check_values
 from onboard.reference.meanings import read, size, spelling
 from onboard.reference.probe import _tiny_model
-from onboard.reference.roles import Unexplained
-from onboard.reference.tiny import SEQUENCE
+from onboard.reference.tiny import SEQUENCE, left_dense
 from onboard.spec.kind import classify
 from onboard.spec.validate import check_config
 from transformers import CONFIG_MAPPING, PretrainedConfig, PreTrainedModel
@@ -30,7 +29,6 @@ FIELDS: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [9, 18, 27]},
 }
 NO_DECODER = {"trocr": "the decoder of an image-to-text model"}
-UNBUILT = {"dots1": "a mixture of experts whose defaults say no number of experts"}
 NO_CACHE = {"blt": "transformers' own generate reads a field that the config has in its parts only"}
 
 # Sizes that cannot differ.
@@ -50,7 +48,7 @@ def decoders() -> dict[str, PretrainedConfig]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for model_type, architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
-            if model_type in {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, *NO_DECODER, *UNBUILT}:
+            if model_type in {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, *NO_DECODER}:
                 continue
             try:
                 config = CONFIG_MAPPING[model_type](**FIELDS.get(model_type, {}))
@@ -221,10 +219,19 @@ def test_what_fields_become(model_type: str, fields: dict[str, Any], expected: d
     assert {name: found[name] for name in expected} == expected
 
 
-@pytest.mark.parametrize("model_type", sorted(UNBUILT))
-def test_an_architecture_that_its_defaults_do_not_build(model_type: str) -> None:
-    cls = find_class(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type], model_type)
-    with pytest.raises(Unexplained) as caught:
-        _tiny_model(cls, CONFIG_MAPPING[model_type]())
-    assert caught.value.part == "tiny config"
-    assert caught.value.nearest
+def test_a_mixture_of_experts_whose_config_counts_none() -> None:
+    """The class cannot be built so; without experts all of its layers are dense, and a count of them is refused."""
+    cls = find_class(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["dots1"], "dots1")
+    real = CONFIG_MAPPING["dots1"]()
+    found, _ = _tiny_model(cls, real)
+    assert found["first_k_dense_replace"] == found["num_hidden_layers"] == 3
+    assert left_dense(real, found) == ["n_routed_experts"]
+
+
+@pytest.mark.parametrize("counts", [{"n_routed_experts": 8}, {"first_k_dense_replace": 62}])
+def test_dense_layers_are_not_made_up(counts: dict[str, int]) -> None:
+    real = CONFIG_MAPPING["dots1"](num_experts_per_tok=2, n_shared_experts=1, **counts)
+    cls = find_class(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["dots1"], "dots1")
+    found, _ = _tiny_model(cls, real)
+    assert left_dense(real, found) == []
+    assert (found["first_k_dense_replace"] == 0) is ("n_routed_experts" in counts)

@@ -39,6 +39,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "model": {"architectures": ["MambaForCausalLM"], "model_type": "mamba", **SIZES, "state_size": 8},
+    "parts": {
+        "architectures": ["OlmoHybridForCausalLM"],
+        "model_type": "olmo_hybrid",
+        **SIZES,
+        **HEADS,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+    },
 }
 
 
@@ -129,6 +137,12 @@ def test_what_is_reused(level: str, reused: Any) -> None:
         assert "self.model = CohereModel(config)" in model
         assert "logits = logits * self.config.logit_scale" in model
         assert not re.search(r"import .*CohereForCausalLM", model)
+    elif level == "parts":
+        assert origins["native"] == 1
+        rows = (project / "REVIEW.md").read_text(encoding="utf-8").split("## Key map")[1]
+        parts = ", ".join(f"`model.layers.{{layer}}.linear_attn.{name}_conv1d.weight`" for name in "qkv")
+        assert f"| {parts} | `model.layers.{{layer}}.linear_attn.conv1d.weight` | join along 0 | [" in rows
+        assert any("are written with as many rows as" in item for item in payload["review"])
     else:
         assert origins["native"] == 0
         assert "class MambaForCausalLM(HFCheckpointingMixin, HFMambaForCausalLM):" in model

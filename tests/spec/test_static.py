@@ -148,6 +148,23 @@ def test_without_any_one_key(name: str) -> None:
         assert_same(without)
 
 
+RENAMED = [
+    (name, key, own)
+    for name in measured_types()
+    for key, own in measured_architecture(name)["real"].get("attribute_map", {}).items()
+    if key in SIZES
+]
+
+
+@pytest.mark.parametrize(("name", "key", "own"), RENAMED)
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_size_under_both_its_names(name: str, key: str, own: str, turned: bool) -> None:
+    """Some files carry the common name beside the class's own; one of them counts, whichever stands first."""
+    default = measured_architecture(name)["real"][key]
+    given = [(key, default), (own, 2 * default)]  # a class may check its number of layers against a list
+    assert_same({**BARE[name], **dict(reversed(given) if turned else given)})
+
+
 def test_unknown_names_are_refused_with_what_comes_near() -> None:
     raw = CONFIGS["qwen3-0.6b/config"]
     for change, near in (({"hidden_act": "sillu"}, "silu"), ({"rope_scaling": {"rope_type": "yarm"}}, "yarn")):

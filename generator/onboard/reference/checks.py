@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import PretrainedConfig
@@ -14,7 +14,7 @@ from onboard.errors import UsageError
 from onboard.facts._text import shown
 from onboard.reference.meanings import read, size
 from onboard.spec.keys import ALIASES, SIZES
-from onboard.spec.validate import check_read
+from onboard.spec.validate import REQUIRED, check_read
 
 READ = (
     *SIZES,
@@ -48,7 +48,22 @@ def check_keys(config_class: type[PretrainedConfig], raw: Mapping[str, Any]) -> 
 
 
 def check_values(config: PretrainedConfig) -> None:
-    """Check the real config as transformers reads it; see :func:`onboard.spec.validate.check_read`."""
+    """Check the real config as transformers reads it; see :func:`onboard.spec.validate.check_read`.
+
+    A model of several stacks has its sizes in a config for each of them, all of which are checked.
+    """
+    stacks = [
+        part for part in vars(config).values() if isinstance(part, PretrainedConfig) and size(part, "num_hidden_layers")
+    ]
+    if not stacks or size(config, "hidden_size") is not None:
+        _check(config, REQUIRED)
+        return
+    _check(config, ("vocab_size",))
+    for part in stacks:
+        _check(part, ("hidden_size", "num_hidden_layers"))
+
+
+def _check(config: PretrainedConfig, required: Collection[str]) -> None:
     check_read(
         {name: size(config, name) if name in SIZES else read(config, name) for name in READ},
         activations={
@@ -58,4 +73,5 @@ def check_values(config: PretrainedConfig) -> None:
         },
         known_activations=tuple(ACT2FN),
         rope_types=("default", *ROPE_INIT_FUNCTIONS),
+        required=required,
     )

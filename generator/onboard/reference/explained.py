@@ -7,8 +7,8 @@ is new among what is not.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -49,20 +49,51 @@ def explain_each(
     except Exception:  # an order of modules that no hypothesis knows
         roles = None
     evidence = _Evidence(model, dict(fields), input_ids, recording, roles, layers)
+    stacks = _stacks(model, layers)
     modules = [_embedding(evidence)]
-    stack = model.get_submodule(layers) if layers else nn.ModuleList()
-    seen: set[tuple[str, type[nn.Module]]] = set()
-    for index, layer in enumerate(stack):
-        for name, child in layer.named_children():
-            if (name, type(child)) not in seen and any(True for _ in child.parameters()):
-                seen.add((name, type(child)))
-                modules.append(evidence.entry(f"{layers}.*.{name}", f"{layers}.{index}.{name}", index))
+    for path in stacks:
+        modules += _stack(replace(evidence, layers=path))
     for path, module in model.named_modules():
-        inside = layers is not None and path.startswith(f"{layers}.")
+        inside = any(path.startswith(f"{stack}.") for stack in stacks)
         if is_norm(module) and path in recording and not inside and path.startswith(f"{model.base_model_prefix}."):
             modules.append(evidence.entry(path, path, 0))
-    modules += _beside(model, layers, {module["path"] for module in modules})
+    modules += _beside(model, stacks, {module["path"] for module in modules})
     return _with_problem(modules, layers, problem)
+
+
+def _stacks(model: PreTrainedModel, layers: str | None) -> list[str]:
+    """Paths of the lists of layers, first that of the decoder; a list inside of a layer belongs to that."""
+    found = [layers] if layers else []
+    for path, module in model.named_modules():
+        inside = any(path == stack or path.startswith(f"{stack}.") for stack in found)
+        if isinstance(module, nn.ModuleList) and not inside and any(True for _ in _parts(module)):
+            found.append(path)
+    return found
+
+
+def _parts(layers: nn.ModuleList) -> Iterator[tuple[int, str, nn.Module]]:
+    """Index of the layer, name and module of what the layers consist of; a name is empty for a layer by itself."""
+    for index, layer in enumerate(layers):
+        children = [(name, child) for name, child in layer.named_children() if any(True for _ in child.parameters())]
+        if children and _mixes(layer) and not any(_mixes(child) for _, child in children):
+            yield index, "", layer
+            continue
+        for name, child in children:
+            yield index, name, child
+
+
+def _stack(evidence: _Evidence) -> list[dict[str, str]]:
+    """The report on each kind of module in a list of layers."""
+    layers = str(evidence.layers)
+    modules = []
+    seen: set[tuple[str, type[nn.Module]]] = set()
+    stack: Any = evidence.model.get_submodule(layers)
+    for index, name, child in _parts(stack):
+        if (name, type(child)) not in seen:
+            seen.add((name, type(child)))
+            shown, path = (f"{layers}.{place}.{name}".removesuffix(".") for place in ("*", index))
+            modules.append(evidence.entry(shown, path, index))
+    return modules
 
 
 @dataclass(frozen=True)
@@ -126,13 +157,13 @@ class _Evidence:
         return f"{'gated' if found['gated'] else 'plain'} MLP with {found['activation']}", found["difference"]
 
 
-def _beside(model: PreTrainedModel, layers: str | None, named: set[str]) -> list[dict[str, str]]:
+def _beside(model: PreTrainedModel, stacks: Sequence[str], named: set[str]) -> list[dict[str, str]]:
     """What else the base model has: tables of positions and the like, which no hypothesis is tried on by itself."""
     base = getattr(model, model.base_model_prefix, None)
     beside = []
     for name, child in base.named_children() if isinstance(base, nn.Module) else ():
         path = f"{model.base_model_prefix}.{name}"
-        holds = any(other == path or other.startswith(f"{path}.") for other in (*named, layers or ""))
+        holds = any(other == path or other.startswith(f"{path}.") for other in (*named, *stacks))
         if not holds and not isinstance(child, nn.Dropout):
             beside.append({"path": path, "origin": "reused", "why": f"{type(child).__name__}, reused with the decoder"})
     return beside

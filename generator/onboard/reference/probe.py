@@ -64,7 +64,7 @@ from onboard.reference.remote import BrokenCode, load_remote
 from onboard.reference.reuse import measure_reuse
 from onboard.reference.roles import Roles, Unexplained, find_roles
 from onboard.reference.support import fresh_loss
-from onboard.reference.tiny import SEQUENCE, candidates
+from onboard.reference.tiny import SEQUENCE, candidates, left_dense
 from onboard.spec.keys import SIZES, data_keys
 
 SHORT = 10
@@ -153,7 +153,7 @@ def probe(
             "rounds_scale": rounds_scale(cls, fields, embedding["embedding"], roles, input_ids),
         },
         "head": _head(cls, fields, last, roles, input_ids),
-        "live": live_fields(cls, fields, input_ids),
+        "live": live_fields(cls, fields, input_ids) | _experts(real, fields),
         "fresh_loss": round(fresh_loss(cls, fields, input_ids), 2),
         **_checkpoint(cls, fields, modules),
     }
@@ -199,7 +199,7 @@ def reuse(
         "reference_class": cls.__name__,
         "config_class": cls.config_class.__name__,
         "tiny": fields,
-        "real": _real(cls, real, raw),
+        "real": _real(cls, real, raw) | {"error": _real_error(cls, real)},
         "problem": problem,
         "reuse": measure_reuse(cls, real, fields, problem),
     }
@@ -229,6 +229,11 @@ def _head(
             recording, logits = record(model, input_ids=input_ids)
             found = explain_head(model, logits, roles, recording)
     return found
+
+
+def _experts(real: PretrainedConfig, fields: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Counts of experts that are empty: with them, layers that are dense here would have a router and experts."""
+    return {name: {"effect": "parameters", "added": [], "removed": [], "other": 4} for name in left_dense(real, fields)}
 
 
 def _real_error(cls: type[PreTrainedModel], real: PretrainedConfig) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from onboard.reference.build import build
 from onboard.reference.explained import explain_each
-from onboard.reference.layout import aliases, layout, real_names, rows
+from onboard.reference.joins import rows_of
+from onboard.reference.layout import Layout, Table, aliases, layout, real_names, tabulate
 from onboard.reference.mistakes import find_mistakes
 from onboard.reference.record import close
 from onboard.reference.roles import Unexplained
@@ -72,7 +74,7 @@ def measure_reuse(
         if fields[key] in (None, 1.0):
             variants[key] = {key: _TELLING}
     base = getattr(model, cls.base_model_prefix, None) if cls.base_model_prefix else None
-    table, names = _rows(cls, real, fields, variants, layers)
+    table, names = _table(cls, real, fields, variants, layers, input_ids)
     return {
         "level": "model" if why_whole else "decoder",
         "why_whole": why_whole,
@@ -91,9 +93,11 @@ def measure_reuse(
         "head_bias": getattr(head_module, "bias", None) is not None,
         "layers": layers,
         "tie_support": _tie_support(cls, fields, head),
+        "head_stored": _head_stored(cls, fields, head),
         "variants": variants,
         "keep_in_fp32": sorted(model._keep_in_fp32_modules_strict or ()),
-        "rows": table,
+        "rows": table.rows,
+        "joins": table.joins,
         "real_names": names,
         "supports": measure_support(cls, fields, variants, input_ids),
         "left_alone": left_alone(cls, fields),
@@ -137,7 +141,11 @@ def _cut(
     lacking = [name for name in _TAKEN if name not in parameters]
     if lacking or not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         raise Unexplained("head", f"the base model does not take {', '.join(lacking) or 'further arguments'}")
-    if "past_key_values" not in base(input_ids, use_cache=True):
+    try:
+        keeps = "past_key_values" in base(input_ids, use_cache=True)
+    except Exception as error:  # a state that transformers cannot make for these layers
+        raise Unexplained("head", f"the base model keeps no state: {type(error).__name__}: {error}") from error
+    if not keeps:
         raise Unexplained("head", "the base model returns no past_key_values")
     if set(type(base)(model.config).state_dict()) != set(base.state_dict()):
         raise Unexplained("head", "the base model is built with other arguments than its config")
@@ -252,6 +260,12 @@ def _tie_support(cls: type[PreTrainedModel], fields: Mapping[str, Any], head: st
     return "TIED_ONLY" if shared[False] else "UNTIED_ONLY"
 
 
+def _head_stored(cls: type[PreTrainedModel], fields: Mapping[str, Any], head: str | None) -> bool:
+    """Whether a checkpoint with a tied head has the head and lacks the embedding, instead of the other way round."""
+    model = build(cls, {**fields, "tie_word_embeddings": True})
+    return f"{head}.weight" in model.all_tied_weights_keys.values()
+
+
 def _variants(
     cls: type[PreTrainedModel], fields: Mapping[str, Any], input_ids: torch.Tensor
 ) -> dict[str, dict[str, Any]]:
@@ -279,26 +293,35 @@ def _names(model: PreTrainedModel) -> set[str]:
     return {name for name, _ in model.named_parameters()}
 
 
-def _rows(
+def _table(
     cls: type[PreTrainedModel],
     real: PretrainedConfig,
     fields: Mapping[str, Any],
     variants: Mapping[str, Mapping[str, Any]],
     layers: str | None,
-) -> tuple[list[dict[str, Any]], list[str] | None]:
+    input_ids: torch.Tensor,
+) -> tuple[Table, list[str] | None]:
     """The key map, and the names on disk of the real model's tensors (None where it cannot be built without memory)."""
     untied = {**fields, "tie_word_embeddings": False}
-    pairs = layout(cls, untied)
-    pairs |= {disk: native for disk, native in layout(cls, fields).items() if native not in pairs.values()}
+    base = layout(cls, untied)
+    model = build(cls, untied)
+    joins = {join.native: replace(join, rows_of=rows_of(model, join, input_ids)) for join in base.joins}
+    pairs = dict(base.names)
+    pairs |= {disk: native for disk, native in layout(cls, fields).names.items() if native not in pairs.values()}
     only_if: dict[str, str] = {}
     for change in variants.values():
         key = next(iter(change))
         with_it = layout(cls, {**untied, **change})
-        before, after = set(pairs.values()), set(with_it.values())
+        before = set(pairs.values()) | {name for names in joins for name in names}
+        after = set(with_it.names.values()) | {name for join in with_it.joins for name in join.native}
         only_if |= dict.fromkeys(after - before if change[key] else before - after, key)
-        pairs |= {disk: native for disk, native in with_it.items() if native not in before}
+        pairs |= {disk: native for disk, native in with_it.names.items() if native not in before}
+        new = [join for join in with_it.joins if join.native[0] not in before]
+        if new:
+            other = build(cls, {**untied, **change})
+            joins |= {join.native: replace(join, rows_of=rows_of(other, join, input_ids)) for join in new}
     sizes = _real_shapes(cls, real)
-    table = rows(pairs, layers, only_if, sizes)
+    table = tabulate(Layout(pairs, list(joins.values())), layers, only_if, sizes)
     return table, None if sizes is None else real_names(table, layers, sizes)
 
 
@@ -307,7 +330,8 @@ def _real_shapes(cls: type[PreTrainedModel], real: PretrainedConfig) -> dict[str
     try:
         with torch.device("meta"):
             model = cls(real)
-            shared = aliases(model)
+            tied = model.all_tied_weights_keys
+            shared = {*tied, *(name for name, first in aliases(model).items() if first not in tied)}
             return {name: list(tensor.shape) for name, tensor in model.state_dict().items() if name not in shared}
     except Exception:  # a constructor that computes with values
         return None

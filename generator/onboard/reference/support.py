@@ -13,10 +13,15 @@ from transformers.modeling_utils import local_torch_dtype
 
 from onboard.reference.build import build, randomise
 from onboard.reference.record import close
+from onboard.reference.tiny import SEQUENCE
 
 _STATES = ("past_key_values", "cache_params", "state", "mems")
 """Arguments by which classes take the state of earlier tokens."""
 _LENGTHS = (7, 17)
+_LEARNING_RATES = (3e-3, 1e-2, 1e-3, 3e-2, 3e-4)
+STEPS = 10
+FALL = 0.95
+"""What the loss falls to, in units of the first one, in a test of ``STEPS`` steps."""
 
 
 def measure_support(
@@ -29,7 +34,9 @@ def measure_support(
 
     Returns:
         For each ability True, or a string with the reason why not; further ``arguments`` (of the forward pass),
-        ``state_argument``, ``sdpa``, ``dropouts`` and ``fresh_loss`` (above that of a uniform prediction).
+        ``state_argument``, ``sdpa``, ``dropouts``, ``fresh_loss`` (above that of a uniform prediction),
+        ``experts_implementation`` (whether the class lets one choose how experts are computed) and ``learning_rate``
+        (with which the randomised tiny model learns a batch).
     """
     parameters = inspect.signature(cls.forward).parameters
     arguments = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
@@ -40,6 +47,8 @@ def measure_support(
         "dropouts": _dropouts(cls, fields, input_ids),
         "fresh_loss": fresh_loss(cls, fields, input_ids),
         "created_in_fp32": _created_in_fp32(cls, fields),
+        "experts_implementation": cls._can_set_experts_implementation(),
+        "learning_rate": _learning_rate(cls, fields),
     }
     for name, attempt in _ATTEMPTS.items():
         try:
@@ -135,6 +144,29 @@ _ATTEMPTS: dict[str, Callable[[PreTrainedModel, torch.Tensor], None]] = {
     "inputs_embeds": _inputs_embeds,
     "logits_to_keep": _logits_to_keep,
 }
+
+
+def _learning_rate(cls: type[PreTrainedModel], fields: Mapping[str, Any]) -> float:
+    """A learning rate with which the loss on one batch falls; layers that run again and again may need another one."""
+    generator = torch.Generator().manual_seed(7)
+    # A state of earlier tokens is of no use in training, and some classes cannot keep one for all of their layers.
+    options = {"use_cache": False} if "use_cache" in inspect.signature(cls.forward).parameters else {}
+    found: dict[float, float] = {}
+    for rate in _LEARNING_RATES:
+        model = build(cls, fields).train()
+        ids = torch.randint(3, model.config.vocab_size, (2, SEQUENCE), generator=generator.manual_seed(7))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        losses = []
+        for _ in range(STEPS):
+            loss = model(ids, labels=ids, **options).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        found[rate] = losses[-1] / losses[0]
+        if found[rate] < FALL - 0.02:
+            return rate
+    return min(found, key=lambda rate: found[rate])
 
 
 @torch.no_grad()

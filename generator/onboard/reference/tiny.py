@@ -62,12 +62,14 @@ class _Choice:
         equal: as many key/value heads as query heads, for classes without groups.
         given: ``head_dim`` is given where the real config leaves it empty and the class then cannot be built.
         completed: rotary parameters where the real config leaves some out and the class cannot be built without.
+        dense: every layer is dense where the config says no number of experts and the class cannot be built without.
     """
 
     multiplied: bool = False
     equal: bool = False
     given: bool = False
     completed: bool = False
+    dense: bool = False
 
 
 def tiny_fields(real: PretrainedConfig) -> dict[str, Any]:
@@ -99,8 +101,10 @@ def candidates(real: PretrainedConfig) -> Iterator[dict[str, Any]]:
 
     Those whose heads are too small to rotate the real part of them are left out where others are not.
     """
-    switches = itertools.product((False, True), repeat=4)
-    choices = [_Choice(multiplied, equal, given, completed) for completed, given, equal, multiplied in switches]
+    switches = itertools.product((False, True), repeat=5)
+    choices = [
+        _Choice(multiplied, equal, given, completed, dense) for dense, completed, given, equal, multiplied in switches
+    ]
     found: dict[str, dict[str, Any]] = {}
     for choice in choices:
         fields = _tiny(real, choice)
@@ -135,6 +139,8 @@ def _tiny(real: PretrainedConfig, choice: _Choice, hidden_sizes: Mapping[int, in
     if "query_pre_attn_scalar" in fields:
         fields["query_pre_attn_scalar"] = 24
     _set_counts_of_layers(fields, real, layers, stacks)
+    if choice.dense and _lacks_experts(real):
+        fields |= dict.fromkeys(_dense_counts(fields), layers)
     _set_head_dim(fields, real, choice)
     _set_rope(fields, real, choice)
     inner = {name: value for name, value in fields.items() if isinstance(value, PretrainedConfig)}
@@ -250,6 +256,26 @@ def _set_counts_of_layers(
             fields[name] = max(1, min(value, most))
 
 
+def left_dense(real: PretrainedConfig, fields: Mapping[str, Any]) -> list[str]:
+    """Counts of experts that the config leaves empty, where the tiny model's layers are dense for that reason alone."""
+    dense = [name for name in _dense_counts(fields) if (read(real, name) or 0) < (size(real, "num_hidden_layers") or 0)]
+    every = [name for name in dense if fields[name] == fields.get(spelling(real, "num_hidden_layers") or "")]
+    return _experts(real) if every and _lacks_experts(real) else []
+
+
+def _lacks_experts(real: PretrainedConfig) -> bool:
+    return bool(_experts(real)) and all(read(real, name) is None for name in _experts(real))
+
+
+def _experts(real: PretrainedConfig) -> list[str]:
+    return [name for name in ALIASES["num_experts"] if name in type(real).__dataclass_fields__]
+
+
+def _dense_counts(fields: Mapping[str, Any]) -> list[str]:
+    """Fields that say how many of the first layers are dense."""
+    return [name for name, value in fields.items() if type(value) is int and {"first", "dense"} <= set(name.split("_"))]
+
+
 def _set_head_dim(fields: dict[str, Any], real: PretrainedConfig, choice: _Choice) -> None:
     """The size of a head, and the part of it that rotates."""
     key, width = spelling(real, "head_dim"), size(real, "hidden_size")
@@ -316,6 +342,9 @@ def _completed(rope: Mapping[str, Any], real: PretrainedConfig, fields: Mapping[
             name: _completed(value, real, fields) if isinstance(value, Mapping) else value
             for name, value in rope.items()
         }
+    if _original(rope) and rope.get("factor") is None:
+        # transformers' own rotations take it from the two lengths where it is not given; a class may read it all the same.
+        rope = {**rope, "factor": _stretch(rope, real)}
     # The class names sections among the keys of rotary parameters that it knows; its own default fits real heads only.
     sections = [key for key in getattr(real, "ignore_keys_at_rope_validation", ()) if key.endswith("section")]
     return {key: list(_SECTIONS) for key in sections} | dict(rope)

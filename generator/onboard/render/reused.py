@@ -133,6 +133,8 @@ def _context(work: Work, spec: ReusedSpec) -> dict[str, Any]:
         "summary": summary(spec),
         "has_conditional_rows": any(row.only_if for row in spec.rows),
         "has_indices": any("{index}" in row.native for row in spec.rows),
+        "joined_indices": any("{index}" in row.native[0] for row in spec.joins),
+        "recut": any(join.rows_of for join in spec.joins),
         "no_state": ", use_cache=False" if "use_cache" in supports["arguments"] else "",
         "has_infinity": "Infinity" in published_config(work.decoder),
         "supports": supports,

@@ -127,13 +127,26 @@ def text_path(config: Mapping[str, Any], depth: int = 0) -> tuple[str, ...]:
         return ()
     for key in TEXT_KEYS:
         inner = config.get(key)
-        if isinstance(inner, Mapping) and inner:
+        if isinstance(inner, Mapping) and inner and not (key == "decoder_config" and _other_stacks(config)):
             return (key, *text_path(inner, depth + 1))
     for key in _WRAPPER_KEYS:
         inner = config.get(key)
         if isinstance(inner, Mapping) and (below := text_path(inner, depth + 1)):
             return (key, *below)
     return ()
+
+
+def _other_stacks(config: Mapping[str, Any]) -> bool:
+    """Whether text runs through other stacks of layers beside a decoder, which then is not the whole model."""
+    return any(
+        isinstance(part, Mapping)
+        and key not in TEXT_KEYS
+        and number(part.get("num_hidden_layers")) is not None
+        and not set(words(str(key))) & (_SEES | _HEARS)
+        and not vision({key: part})
+        and not audio({key: part})
+        for key, part in config.items()
+    )
 
 
 def at(config: Mapping[str, Any], path: tuple[str, ...]) -> Mapping[str, Any]:

@@ -43,7 +43,7 @@ from onboard.spec.arch import (
 )
 from onboard.spec.expressions import evaluate
 from onboard.spec.keys import SIZES
-from onboard.spec.review import unknown_keys
+from onboard.spec.review import not_built, unknown_keys
 from onboard.spec.rows import base_prefix, ignored_keys, key_rows, only_a_bias, reference_parameter
 
 
@@ -90,7 +90,7 @@ def derive(raw: Mapping[str, Any], architecture: str, model_type: str, measured:
     fixed = _fixed(spec, found)
     review = (
         *_length_dependent(spec),
-        *_not_built(found),
+        *not_built(found),
         *_unknown(spec, raw, found),
         *_normalised(raw, found),
         *_unvaried(spec, found),
@@ -413,18 +413,6 @@ def _length_dependent(spec: ArchSpec) -> list[ReviewItem]:
             "when generation crosses the original length.",
             "Training is not affected. transformers' own cached and uncached tokens differ there too; "
             "generation is proven up to that length.",
-        )
-    ]
-
-
-def _not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
-    error = found["real"].get("error")
-    if not error:
-        return []
-    return [
-        ReviewItem(
-            f"transformers cannot build {found['reference_class']} from this config.json: {shown(error)}.",
-            "The proof holds for the tiny config, in which the missing values are filled in; complete the file.",
         )
     ]
 

@@ -7,7 +7,7 @@ not described, it is reused as it is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from onboard.errors import Unsupported
 from onboard.facts._text import shown
 from onboard.spec.arch import Provenance, ReviewItem, Tying
 from onboard.spec.keys import ALIASES
-from onboard.spec.review import unknown_keys
+from onboard.spec.review import not_built, unknown_keys
 
 _SHOWN = 5
 
@@ -46,6 +46,20 @@ class RenamedKey:
 
     disk: str
     native: str
+    shape: str
+    only_if: str
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedKey:
+    """One kind of tensor that is stored in parts, or that holds several of the model's: see :class:`.joins.Join`."""
+
+    disk: tuple[str, ...]
+    native: tuple[str, ...]
+    operation: Literal["join", "split"]
+    dim: int
+    leading: int
+    rows_of: tuple[str, ...]
     shape: str
     only_if: str
 
@@ -89,6 +103,7 @@ class ReusedSpec:
         head_width: config field that is the head's input width, for ``decoder``.
         embedding, head, layers: paths in the reference.
         keep_in_fp32: parts of names of parameters that transformers keeps in fp32 whatever the dtype.
+        head_stored: whether a checkpoint with a tied head has the head, and the embedding is left out.
         created_in_fp32: whether the class creates a parameter in fp32 whatever the dtype.
         left_alone: parameters that transformers leaves as a constructor made them, and the package initialises.
         block_mask: whether a mask of documents keeps them apart in every layer.
@@ -119,9 +134,11 @@ class ReusedSpec:
     block_mask: bool
     keeps_logits: bool
     tie_support: Literal["BOTH", "TIED_ONLY", "UNTIED_ONLY"]
+    head_stored: bool
     tying: Tying
     dimensions: Sizes
     rows: tuple[RenamedKey, ...]
+    joins: tuple[JoinedKey, ...]
     ignored: tuple[IgnoredPattern, ...]
     keep_in_fp32: tuple[str, ...]
     created_in_fp32: bool
@@ -141,6 +158,11 @@ class ReusedSpec:
     def ignores_tying(self) -> bool:
         """Whether the config asks for a tied head and the class has one of its own all the same."""
         return self.tying.tied and self.tie_support == "UNTIED_ONLY"
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a tensor has several parts: a join of one alone only adds dimensions."""
+        return any(len(row.disk) + len(row.native) > 2 for row in self.joins)
 
     @property
     def real_size(self) -> bool:
@@ -195,10 +217,20 @@ def describe(
         RenamedKey(
             row["disk"],
             _native(row["native"], head, native_head),
-            "" if row["shape"] is None else f"[{', '.join(map(str, row['shape']))}]",
+            _shape(row["shape"]),
             row["only_if"],
         )
         for row in found["rows"]
+    )
+    joins = tuple(
+        JoinedKey(
+            disk=tuple(row["disk"]),
+            native=tuple(_native(name, head, native_head) for name in row["native"]),
+            rows_of=tuple(row["rows_of"]),
+            shape=_shape(row["shape"]),
+            **{name: row[name] for name in ("operation", "dim", "leading", "only_if")},
+        )
+        for row in found["joins"]
     )
     if not table:
         raise Unsupported(
@@ -234,9 +266,11 @@ def describe(
         block_mask=supports["block_mask"] is True,
         keeps_logits=level == "decoder" or supports["logits_to_keep"] is True,
         tie_support=support,
+        head_stored=level == "model" and found["head_stored"],
         tying=Tying(tied),
         dimensions=Sizes(**{name: _size(real.get(name)) for name in Sizes.__dataclass_fields__}),
         rows=table,
+        joins=joins,
         ignored=_ignored(table),
         keep_in_fp32=tuple(found["keep_in_fp32"]),
         created_in_fp32=supports["created_in_fp32"],
@@ -246,6 +280,8 @@ def describe(
         unproven={name: supports[name] for name in _ABILITIES if isinstance(supports[name], str)},
         review=(
             *_novel_review(spec_modules),
+            *not_built(measured),
+            *_joins_review(joins),
             *_published_review(found, table, published, tied, head),
             *_config_review(raw, measured),
         ),
@@ -265,6 +301,10 @@ _ABILITIES = {
 
 def _size(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _shape(shape: Sequence[int] | None) -> str:
+    return "" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
 def _native(name: str, head: str | None, native_head: str | None) -> str:
@@ -301,6 +341,19 @@ def _novel_review(modules: Iterable[ReusedModule]) -> list[ReviewItem]:
     ]
 
 
+def _joins_review(joins: Iterable[JoinedKey]) -> list[ReviewItem]:
+    """Parts whose sizes a saved checkpoint does not show."""
+    return [
+        ReviewItem(
+            f"{', '.join(join.disk)} are written with as many rows as {', '.join(join.rows_of)}, to which they belong; "
+            "transformers itself writes parts of one size, and reads both.",
+            "Compare with the header of the published checkpoint.",
+        )
+        for join in joins
+        if join.rows_of
+    ]
+
+
 def _published_review(
     found: Mapping[str, Any],
     table: Iterable[RenamedKey],
@@ -316,7 +369,7 @@ def _published_review(
     patterns = [re.compile(item.pattern) for item in _ignored(table)]
     there = {name for name in published if not any(pattern.search(name) for pattern in patterns)}
     if tied and head:
-        there.discard(f"{head}.weight")
+        there.discard(f"{found['embedding'] if found['head_stored'] else head}.weight")
     expected = set(found["real_names"])
     return [
         *(

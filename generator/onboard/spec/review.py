@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from onboard.facts._text import shown
+from onboard.spec.arch import ReviewItem
+
 # Bookkeeping, generation defaults, dropout of other heads, training hints: none of them changes the forward pass.
 HARMLESS: Final = frozenset(
     (
@@ -63,3 +66,31 @@ def unknown_keys(raw: Mapping[str, Any], known: Iterable[str]) -> list[str]:
         The keys, sorted.
     """
     return sorted(key for key in set(raw) - set(known) - HARMLESS if raw[key] is not None)
+
+
+def not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
+    """What to say of a config.json from which transformers cannot build the real model.
+
+    Args:
+        found: what the probe measured; ``real`` has the error.
+    """
+    real, tiny = found["real"], found["tiny"]
+    if not real.get("error"):
+        return []
+    counts = {name: value for name, value in tiny.items() if {"first", "dense"} <= set(name.split("_"))}
+    dense = [
+        f"{name}={was}" for name, value in counts.items() if (was := real["values"].get(name)) not in (None, value)
+    ]
+    rope = [name for name in tiny.get("rope_parameters") or {} if name not in (real.get("rope_parameters") or {})]
+    filled = f" (rope_parameters.{', '.join(rope)})" if rope else ""
+    how = (
+        f"all layers are dense, in spite of {', '.join(dense)}"
+        if dense
+        else f"the missing values{filled} are filled in"
+    )
+    return [
+        ReviewItem(
+            f"transformers cannot build {found['reference_class']} from this config.json: {shown(real['error'])}.",
+            f"The proof holds for the tiny config, in which {how}; complete the file.",
+        )
+    ]

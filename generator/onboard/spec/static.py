@@ -60,7 +60,8 @@ def fill_in(raw: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, An
         # A spelling of old files that the class still takes stands above its own.
         taken = [key for key in ALIASES.get(name, ()) if key in default["fields"]]
         old = [key for key in taken if key not in values_known and key not in renamed]
-        keys = (*old, renamed.get(name, name), name)
+        # Of a name and what the class keeps it as, the name is set last, and stays.
+        keys = (*old, name, renamed.get(name, name))
         value = next((raw[key] for key in keys if raw.get(key) is not None), declared.get(name))
         real[name] = value if _is_int(value) else None if name in _DERIVED else default[name]
     if real["num_key_value_heads"] is None and default["num_key_value_heads"] is not None:

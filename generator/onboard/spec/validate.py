@@ -17,6 +17,8 @@ from onboard.facts._text import shown
 from onboard.spec.keys import ALIASES
 
 MOST_LAYERS: Final = 1_000
+# A decoder without attention has no heads, and a class may compute the size of its MLP in the model.
+REQUIRED: Final = ("hidden_size", "num_hidden_layers", "vocab_size")
 
 _SIZES: Final[Mapping[str, int]] = {
     "hidden_size": 2**20,
@@ -75,6 +77,7 @@ def check_read(
     activations: Mapping[str, str],
     known_activations: Collection[str],
     rope_types: Collection[str],
+    required: Collection[str] = REQUIRED,
 ) -> None:
     """Check the config as transformers reads it.
 
@@ -83,6 +86,7 @@ def check_read(
         activations: the fields that name an activation, with their values.
         known_activations: names that transformers has a function for.
         rope_types: names that transformers has a function for.
+        required: the sizes that have to be there; a part of a model may lack some.
 
     Raises:
         UsageError: a value that no decoder has.
@@ -91,8 +95,7 @@ def check_read(
     for name, most in _SIZES.items():
         for one in _each_layer(name, config.get(name)):
             _size(name, one, most, least=1)
-    # A decoder without attention has no heads, and a class may compute the size of its MLP in the model.
-    for name in ("hidden_size", "num_hidden_layers", "vocab_size"):
+    for name in required:
         if config.get(name) is None:
             raise Unsupported(
                 f"The architecture's {name} is not known.",
@@ -104,7 +107,7 @@ def check_read(
     if heads and kv_heads and heads % kv_heads:
         _refuse("num_key_value_heads", kv_heads, f"it has to divide num_attention_heads, which is {heads}")
     head_dim = config.get("head_dim")
-    if head_dim is None and heads:
+    if head_dim is None and heads and config.get("hidden_size"):
         if config["hidden_size"] % heads:
             _refuse(
                 "hidden_size",
@@ -116,12 +119,12 @@ def check_read(
     if window is not None:
         _size("sliding_window", window, _SIZES["max_position_embeddings"], least=1)
     pad = config.get("pad_token_id")
-    if pad is not None and not -1 <= pad < config["vocab_size"]:
+    if pad is not None and config.get("vocab_size") and not -1 <= pad < config["vocab_size"]:
         _refuse("pad_token_id", pad, f"it has to be a token of the vocabulary, which has {config['vocab_size']}")
     for key, name in activations.items():
         if name not in known_activations:
             _unknown(key, name, "activation", known_activations)
-    _layer_types(config.get("layer_types"), config["num_hidden_layers"])
+    _layer_types(config.get("layer_types"), config.get("num_hidden_layers"))
     parameters = config.get("rope_parameters")
     _rope("rope_parameters", parameters, head_dim)
     for key, one in _rope_sets("rope_parameters", parameters):
@@ -136,14 +139,14 @@ def _each_layer(name: str, value: Any) -> list[Any]:
     return value if listed else [value]
 
 
-def _layer_types(types: Any, layers: int) -> None:
+def _layer_types(types: Any, layers: int | None) -> None:
     """Any word may name a kind of layer: what it stands for is for the measurement to find out."""
     if types is None:
         return
     for name in types:
         if not isinstance(name, str) or len(name) > _LONGEST_WORD or not name.isascii() or not name.isidentifier():
             _refuse("layer_types", name, f"a kind of layer is a word of letters, digits and _, {_LONGEST_WORD} at most")
-    if len(types) != layers:
+    if layers is not None and len(types) != layers:
         _refuse("layer_types", f"{len(types)} entries", f"it has one for each of the {layers} layers")
 
 
