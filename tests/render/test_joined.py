@@ -1,4 +1,4 @@
-"""The adapter of reused modules whose checkpoint has several tensors where the model has one, or the other way round."""
+"""The adapter of reused modules whose checkpoint has several tensors where the model has one, or the reverse."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from onboard.spec.reused import JoinedKey, RenamedKey
 LAYER = "m.layers.{layer}."
 
 
-def key(disk: Sequence[str], native: Sequence[str], dim: int, leading: int = 0, rows_of: Sequence[str] = ()) -> JoinedKey:
+def key(
+    disk: Sequence[str], native: Sequence[str], dim: int, leading: int = 0, rows_of: Sequence[str] = ()
+) -> JoinedKey:
     sides = [tuple(LAYER + name for name in names) for names in (disk, native, rows_of)]
     operation: Any = "split" if len(native) > 1 else "join"
     return JoinedKey(sides[0], sides[1], operation, dim, leading, sides[2], "", "")
@@ -42,7 +44,11 @@ ALL = (KERNELS, EXPERT, ALONE, FUSED)
 def text(joins: tuple[JoinedKey, ...]) -> str:
     spec = SimpleNamespace(rows=ROWS, joins=joins, ignored=(), config_class="LlamaConfig")
     context = {"spec": spec, "prefix": "Toy", "header": "", "has_conditional_rows": False, "has_indices": False}
-    made = environment().get_template("reused/package/state_dict_adapter.py.j2").render(context | {"joined_indices": False})
+    made = (
+        environment()
+        .get_template("reused/package/state_dict_adapter.py.j2")
+        .render(context | {"joined_indices": False})
+    )
     return format_sources({"file.py": made}, ("nemo_automodel", "toy"))["file.py"]
 
 
@@ -53,7 +59,9 @@ def module(joins: tuple[JoinedKey, ...] = ALL) -> Any:
     return made
 
 
-def state(q: int, k: int, v: int, width: int, inner: int, rows: Sequence[int], seed: int = 0) -> dict[str, torch.Tensor]:
+def state(
+    q: int, k: int, v: int, width: int, inner: int, rows: Sequence[int], seed: int = 0
+) -> dict[str, torch.Tensor]:
     """A model's tensors."""
     shapes: dict[str, tuple[int, ...]] = {"m.norm": (width,)}
     for layer in (0, 1):
@@ -189,7 +197,9 @@ def test_parts_of_equal_size_are_read_too() -> None:
     assert_same(adapter(tensors).from_hf(weights), tensors)
 
 
-@pytest.mark.parametrize("name", ["m.layers.2.q_conv", "m.layers.00.q_conv", "xm.layers.0.q_conv", "m.layers.0.conv.weight"])
+@pytest.mark.parametrize(
+    "name", ["m.layers.2.q_conv", "m.layers.00.q_conv", "xm.layers.0.q_conv", "m.layers.0.conv.weight"]
+)
 def test_unknown_names_are_refused(name: str) -> None:
     tensors = state(*TINY)
     with pytest.raises(KeyError, match="No row of KEY_MAP"):
@@ -200,7 +210,9 @@ def test_names() -> None:
     own = adapter(state(*TINY))
     assert own.to_hf_names("m.layers.1.conv.weight") == [f"m.layers.1.{name}_conv" for name in "qkv"]
     assert own.from_hf_names("m.layers.1.k_conv") == ["m.layers.1.conv.weight"]
-    assert own.from_hf_names("m.layers.0.gqk.weight") == [f"m.layers.0.{name}.weight" for name in ("gate", "query", "key")]
+    assert own.from_hf_names("m.layers.0.gqk.weight") == [
+        f"m.layers.0.{name}.weight" for name in ("gate", "query", "key")
+    ]
     assert own.to_hf_names("m.norm") == ["norm"]
     assert own.get_hf_state_dict_keys(state(*TINY)) == list(own.to_hf(state(*TINY)))
 
@@ -220,8 +232,8 @@ def shards(rank: int, root: Path) -> None:
     mesh = init_device_mesh("cpu", (2,))
     tensors = state(*TINY)
     own, weights = adapter(tensors), stored(tensors)
-    for way, given, expected in ((own.to_hf, tensors, weights), (own.from_hf, weights, tensors)):
-        sharded = {name: distribute_tensor(tensor.clone(), mesh, [Shard(0)]) for name, tensor in given.items()}
+    for way, own_side, expected in ((own.to_hf, tensors, weights), (own.from_hf, weights, tensors)):
+        sharded = {name: distribute_tensor(tensor.clone(), mesh, [Shard(0)]) for name, tensor in own_side.items()}
         found = {name: tensor.full_tensor() for name, tensor in way(sharded).items()}
         assert_same(found, expected)
     torch.distributed.barrier()  # the other one may still read from this one

@@ -138,13 +138,13 @@ def tabulate(
     out = Table([], [])
     for names, one in table.items():
         shapes = [patterns.get(name) for name in names]
-        shape = shapes[0] if all(other == shapes[0] for other in shapes) else None
+        common = shapes[0] if all(other == shapes[0] for other in shapes) else None
         if one.operation == "rename":
-            out.rows.append({"disk": one.disk[0], "native": names[0], "shape": shape, "only_if": decides[names]})
+            out.rows.append({"disk": one.disk[0], "native": names[0], "shape": common, "only_if": decides[names]})
         else:
             lists = {"disk": list(one.disk), "native": list(names), "rows_of": list(one.rows_of)}
             how = {"operation": one.operation, "dim": one.dim, "leading": one.leading}
-            out.joins.append({**lists, **how, "shape": shape, "only_if": decides[names]})
+            out.joins.append({**lists, **how, "shape": common, "only_if": decides[names]})
     return out
 
 
@@ -187,7 +187,7 @@ def real_names(table: Table, layers: str | None, real: Mapping[str, list[int]]) 
     """Names on disk of the real model's tensors."""
     stored: dict[str, Sequence[str]] = {row["native"]: [row["disk"]] for row in table.rows}
     for row in table.joins:
-        stored |= {name: row["disk"] for name in row["native"]}
+        stored |= dict.fromkeys(row["native"], row["disk"])
     names: dict[str, None] = {}
     for name in real:
         index, pattern = pattern_of(name, layers)

@@ -78,10 +78,16 @@ def not_built(found: Mapping[str, Any]) -> list[ReviewItem]:
     if not real.get("error"):
         return []
     counts = {name: value for name, value in tiny.items() if {"first", "dense"} <= set(name.split("_"))}
-    dense = [f"{name}={was}" for name, value in counts.items() if (was := real["values"].get(name)) not in (None, value)]
+    dense = [
+        f"{name}={was}" for name, value in counts.items() if (was := real["values"].get(name)) not in (None, value)
+    ]
     rope = [name for name in tiny.get("rope_parameters") or {} if name not in (real.get("rope_parameters") or {})]
     filled = f" (rope_parameters.{', '.join(rope)})" if rope else ""
-    how = f"all layers are dense, in spite of {', '.join(dense)}" if dense else f"the missing values{filled} are filled in"
+    how = (
+        f"all layers are dense, in spite of {', '.join(dense)}"
+        if dense
+        else f"the missing values{filled} are filled in"
+    )
     return [
         ReviewItem(
             f"transformers cannot build {found['reference_class']} from this config.json: {shown(real['error'])}.",
