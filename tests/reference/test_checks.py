@@ -79,6 +79,22 @@ def test_what_a_field_means(model_type: str, name: str, key: str | None, value: 
     assert size(made, name) == value
 
 
+def test_a_model_of_several_stacks_has_its_sizes_in_each() -> None:
+    made = CONFIG_MAPPING["blt"]()
+    check_values(made)
+    made.global_config.hidden_size = 0
+    with pytest.raises(OnboardError, match="hidden_size"):
+        check_values(made)
+
+
+def test_a_stack_without_a_depth_leaves_the_size_unknown() -> None:
+    made = CONFIG_MAPPING["blt"]()
+    for name in ("patcher_config", "encoder_config", "decoder_config", "global_config"):
+        setattr(made, name, None)
+    with pytest.raises(OnboardError, match="hidden_size"):
+        check_values(made)
+
+
 def test_a_key_that_the_class_does_not_know_is_no_size() -> None:
     made = CONFIG_MAPPING["mamba"](num_attention_heads=3, intermediate_size=5)
     assert read(made, "num_attention_heads") == 3

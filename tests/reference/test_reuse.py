@@ -18,9 +18,13 @@ from onboard.reference.roles import Unexplained
 from onboard.reference.support import left_alone, measure_support
 from transformers import (
     ApertusForCausalLM,
+    BltConfig,
+    BltForCausalLM,
     CohereForCausalLM,
     DiffLlamaForCausalLM,
     Gemma2ForCausalLM,
+    HrmTextForCausalLM,
+    HunYuanMoEV1ForCausalLM,
     LlamaForCausalLM,
     MambaForCausalLM,
 )
@@ -39,6 +43,15 @@ MAMBA: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+
+STACK = {
+    "vocab_size": 151,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+HRM = {"vocab_size": 151, "hidden_size": 80, "intermediate_size": 72, "num_attention_heads": 8, "head_dim": 16}
 
 
 def waves(self: Any, x: torch.Tensor) -> Any:
@@ -168,6 +181,40 @@ def test_something_is_novel_where_there_is_a_problem() -> None:
     assert [module["path"] for module in modules if module["origin"] == "novel"] == ["model.layers.*"]
     assert "attention: no candidate reproduces it; tried: one, two" in modules[-1]["why"]
     assert not any(module["origin"] == "novel" for module in explain_each(model, LLAMA, ids(), "model.layers", None))
+
+
+def test_every_stack_of_layers_is_reported() -> None:
+    """Also those beside the longest, and layers that are a mixer themselves."""
+    config = BltConfig(
+        vocab_size=151,
+        encoder_hash_byte_group_vocab=20,
+        patcher_config=STACK,
+        encoder_config={**STACK, "hidden_size_global": 64},
+        decoder_config={**STACK, "hidden_size_global": 64},
+        global_config={**STACK, "hidden_size": 64},
+    )
+    fields = {**config.to_dict(), "use_cache": False}
+    found = measure(BltForCausalLM, fields, None)
+    novel = {module["path"] for module in found["modules"] if module["origin"] == "novel"}
+    stacks = ("local_encoder", "global_transformer", "local_decoder", "patcher")
+    assert novel >= {f"model.{stack}.layers.*.self_attn" for stack in stacks}
+    assert "model.local_decoder.cross_attn_layers.*" in novel
+    assert "keeps no state" in found["why_whole"]
+    assert found["head_stored"]
+    assert not measure(LlamaForCausalLM, dict(LLAMA))["head_stored"]
+
+
+def test_a_rate_with_which_it_learns() -> None:
+    """Layers that run again and again: the usual rate makes no progress in ten steps."""
+    usual, other = {**LLAMA, "num_hidden_layers": 2}, {**HRM, "num_hidden_layers": 3}
+    assert measure_support(LlamaForCausalLM, usual, {}, ids())["learning_rate"] == 3e-3
+    assert measure_support(HrmTextForCausalLM, other, {}, ids())["learning_rate"] != 3e-3
+
+
+def test_experts_that_can_be_computed_in_several_ways() -> None:
+    one = {**LLAMA, "num_experts": 1, "head_dim": 16}
+    assert measure_support(HunYuanMoEV1ForCausalLM, one, {}, ids())["experts_implementation"] is True
+    assert measure_support(LlamaForCausalLM, dict(LLAMA), {}, ids())["experts_implementation"] is False
 
 
 def test_parameters_that_transformers_leaves_alone() -> None:

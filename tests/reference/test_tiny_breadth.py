@@ -235,3 +235,24 @@ def test_dense_layers_are_not_made_up(counts: dict[str, int]) -> None:
     found, _ = _tiny_model(cls, real)
     assert left_dense(real, found) == []
     assert (found["first_k_dense_replace"] == 0) is ("n_routed_experts" in counts)
+
+
+@pytest.mark.parametrize("lengths", [(32768, 32768), (32768, 8192)])
+def test_a_factor_that_a_class_reads_and_a_file_leaves_out(lengths: tuple[int, int]) -> None:
+    """MiniCPM3-4B's published file; the rotation itself takes it from the two lengths."""
+    longest, original = lengths
+    factors = [1.0 + 0.1 * place for place in range(16)]
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "long_factor": factors,
+        "short_factor": factors,
+        "original_max_position_embeddings": original,
+    }
+    cls = find_class(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["minicpm3"], "minicpm3")
+    real = CONFIG_MAPPING["minicpm3"](rope_parameters=rope, max_position_embeddings=longest)
+    found, _ = _tiny_model(cls, real)
+    small = found["rope_parameters"]
+    assert "factor" not in real.rope_parameters
+    assert small["factor"] == longest / original
+    assert found["max_position_embeddings"] == small["original_max_position_embeddings"] * small["factor"]

@@ -1,4 +1,4 @@
-"""The adapter of reused modules whose checkpoint has several tensors where the model has one, or the other way round."""
+"""The adapter of reused modules whose checkpoint has several tensors where the model has one, or the reverse."""
 
 from __future__ import annotations
 
@@ -232,8 +232,8 @@ def shards(rank: int, root: Path) -> None:
     mesh = init_device_mesh("cpu", (2,))
     tensors = state(*TINY)
     own, weights = adapter(tensors), stored(tensors)
-    for way, given, expected in ((own.to_hf, tensors, weights), (own.from_hf, weights, tensors)):
-        sharded = {name: distribute_tensor(tensor.clone(), mesh, [Shard(0)]) for name, tensor in given.items()}
+    for way, own_side, expected in ((own.to_hf, tensors, weights), (own.from_hf, weights, tensors)):
+        sharded = {name: distribute_tensor(tensor.clone(), mesh, [Shard(0)]) for name, tensor in own_side.items()}
         found = {name: tensor.full_tensor() for name, tensor in way(sharded).items()}
         assert_same(found, expected)
     torch.distributed.barrier()  # the other one may still read from this one

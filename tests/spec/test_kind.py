@@ -260,3 +260,23 @@ def test_an_unknown_field_is_our_mistake() -> None:
 
 def test_each_table_opens_with_its_canonical_name() -> None:
     assert all(keys[0] == name and len(set(keys)) == len(keys) for name, keys in ALIASES.items())
+
+
+STACK = {"hidden_size": 32, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("parts", "path"),
+    [
+        ({"decoder_config": STACK}, ("decoder_config",)),
+        ({"decoder_config": STACK, "global_config": STACK}, ()),
+        ({"decoder_config": STACK, "global_config": {"hidden_size": 32}}, ("decoder_config",)),
+        ({"decoder_config": STACK, "vision_config": TOWER}, ("decoder_config",)),
+        ({"decoder_config": STACK, "backbone": TOWER}, ("decoder_config",)),
+        ({"text_config": STACK, "global_config": STACK}, ("text_config",)),
+    ],
+)
+def test_a_decoder_is_the_model_unless_text_runs_through_other_stacks(
+    parts: dict[str, Any], path: tuple[str, ...]
+) -> None:
+    assert classify({"architectures": ["NewForCausalLM"], "vocab_size": 512, **parts}).text_config == path

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 
@@ -61,8 +60,8 @@ def find_joins(disk: Mapping[str, torch.Tensor], memory: Mapping[str, torch.Tens
             del wholes[name]
             for part in names:
                 del parts[part]
-            sides = (names, (name,)) if operation == "join" else ((name,), names)
-            joins.append(Join(*sides, operation, dim, leading))
+            on_disk, native = (names, (name,)) if operation == "join" else ((name,), names)
+            joins.append(Join(on_disk, native, operation, dim, leading))
     return joins
 
 
@@ -144,7 +143,7 @@ def _side_by_side(tensor: torch.Tensor, outputs: Mapping[str, torch.Tensor], cha
     return ()
 
 
-class _AppliedTo(TorchFunctionMode):
+class _AppliedTo(TorchFunctionMode):  # type: ignore[misc]
     """Keeps the first argument of every function that is also given a certain parameter."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
@@ -164,4 +163,4 @@ class _AppliedTo(TorchFunctionMode):
 
     def _is_it(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
-            return isinstance(tensor, (nn.Parameter, torch.Tensor)) and tensor.data_ptr() == self._where
+            return tensor.data_ptr() == self._where

@@ -138,13 +138,13 @@ def tabulate(
     out = Table([], [])
     for names, one in table.items():
         shapes = [patterns.get(name) for name in names]
-        shape = shapes[0] if all(other == shapes[0] for other in shapes) else None
+        common = shapes[0] if all(other == shapes[0] for other in shapes) else None
         if one.operation == "rename":
-            out.rows.append({"disk": one.disk[0], "native": names[0], "shape": shape, "only_if": decides[names]})
+            out.rows.append({"disk": one.disk[0], "native": names[0], "shape": common, "only_if": decides[names]})
         else:
             lists = {"disk": list(one.disk), "native": list(names), "rows_of": list(one.rows_of)}
             how = {"operation": one.operation, "dim": one.dim, "leading": one.leading}
-            out.joins.append({**lists, **how, "shape": shape, "only_if": decides[names]})
+            out.joins.append({**lists, **how, "shape": common, "only_if": decides[names]})
     return out
 
 

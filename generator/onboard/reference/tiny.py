@@ -343,7 +343,7 @@ def _completed(rope: Mapping[str, Any], real: PretrainedConfig, fields: Mapping[
             for name, value in rope.items()
         }
     if _original(rope) and rope.get("factor") is None:
-        # transformers' own rotations take it from the two lengths where it is not given; a class may read it all the same.
+        # transformers' own rotations take it from the two lengths where it is not given; a class may read it itself.
         rope = {**rope, "factor": _stretch(rope, real)}
     # The class names sections among the keys of rotary parameters that it knows; its own default fits real heads only.
     sections = [key for key in getattr(real, "ignore_keys_at_rope_validation", ()) if key.endswith("section")]
