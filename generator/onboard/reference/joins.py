@@ -163,4 +163,4 @@ class _AppliedTo(TorchFunctionMode):  # type: ignore[misc]
 
     def _is_it(self, tensor: torch.Tensor) -> bool:
         with torch._C.DisableTorchFunction():
-            return tensor.data_ptr() == self._where
+            return bool(tensor.data_ptr() == self._where)
