@@ -114,6 +114,55 @@ def test_a_mistake_is_noticed(mistake: str, llama: Path, tmp_path: Path, monkeyp
     assert any(failure.startswith(named) for failure in result.tests.failures), result.tests.failures
 
 
+HYBRID = {
+    "architectures": ["OlmoHybridForCausalLM"],
+    "model_type": "olmo_hybrid",
+    **{name: value for name, value in CONFIG.items() if name not in ("architectures", "model_type")},
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+}
+PARTS = {
+    "two parts are exchanged": (
+        '            "model.layers.{layer}.linear_attn.q_conv1d.weight",\n'
+        '            "model.layers.{layer}.linear_attn.k_conv1d.weight",\n',
+        '            "model.layers.{layer}.linear_attn.k_conv1d.weight",\n'
+        '            "model.layers.{layer}.linear_attn.q_conv1d.weight",\n',
+        "test_state_dict_adapter::test_joined_tensors_are_the_references",
+    ),
+    "parts are cut at other places": (
+        "sizes = [self.shapes[name][0] for name in place.names(row.rows_of)]",
+        "sizes = [length // 3] * 3",
+        "test_state_dict_adapter::test_disk_to_native_to_disk_to_the_bit",
+    ),
+    "a missing part is not named": (
+        "        if name not in tensors:\n",
+        "        if False:\n",
+        "test_state_dict_adapter::test_missing_part_is_named",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package whose checkpoint has the parts of a tensor."""
+    folder = tmp_path_factory.mktemp("hybrid")
+    (folder / "config.json").write_text(json.dumps(HYBRID), encoding="utf-8")
+    make(NewRequest(str(folder), out=folder / "out", verify=False), Quiet())
+    return folder / "out"
+
+
+@pytest.mark.parametrize("mistake", PARTS)
+def test_a_mistake_with_parts_is_noticed(
+    mistake: str, hybrid: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, after, named = PARTS[mistake]
+    project = damaged(hybrid, tmp_path / "project", "state_dict_adapter.py", (before, after))
+    in_a_fork(monkeypatch, tests=[named.partition("::")[0]])
+    result = verify(project, mutants=False, parallel=False, progress=Quiet())
+    assert result.exit_status == 1
+    assert any(failure.startswith(named) for failure in result.tests.failures), result.tests.failures
+
+
 def test_the_same_tests_pass_without_a_mistake(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(llama, tmp_path / "project")
     in_a_fork(monkeypatch)
