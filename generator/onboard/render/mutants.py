@@ -175,7 +175,8 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mappin
     nested = [value for value in parameters.values() if isinstance(value, Mapping)]
     if len(nested) > 1 and nested[0] != nested[1]:
         out.append(Mutant("rope parameters of the layer types exchanged", "exchange_rope_parameters"))
-    if any("long_factor" in one for one in (nested or [parameters])):
+    # MiniCPM3 publishes the same factors under both names.
+    if any(one.get("long_factor") != one.get("short_factor") for one in (nested or [parameters])):
         out.append(Mutant("long and short factors exchanged", "exchange_factors"))
     if any(one.get("rope_type") != "default" for one in (nested or [parameters])):
         out.append(Mutant("rope scaling ignored", "default_rope"))
