@@ -234,6 +234,7 @@ def test_payloads_inside_of_a_value_that_is_rendered_into_code(tmp_path):
         ({"to_dict": 5}, 2, "config.bad_key", "to_dict"),
         ({"__class__": "x"}, 2, "config.bad_key", "__class__"),
         ({"attribute_map": {"hidden_size": "evil"}}, 2, "config.bad_key", "attribute_map"),
+        ({"architectures": ["ReformerModelWithLMHead"], "model_type": "reformer"}, 3, "unsupported.size", "num_hidden"),
         (
             {"num_hidden_layers": 300, "layer_types": ["full_attention"] * 200 + ["sliding_attention"] * 100},
             3,

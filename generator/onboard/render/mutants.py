@@ -172,13 +172,13 @@ def _rope(spec: ArchSpec, tiny: Mapping[str, Any], variants: Mapping[str, Mappin
         return [Mutant("interleaved rotation" if spec.attention.rotary == "half" else "half rotation", "other_pairs")]
     out = [Mutant("rope theta off", "other_theta")]
     parameters = tiny["rope_parameters"]
-    nested = [value for value in parameters.values() if isinstance(value, Mapping)]
-    if len(nested) > 1 and nested[0] != nested[1]:
+    sets = [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
+    if len(sets) > 1 and sets[0] != sets[1]:
         out.append(Mutant("rope parameters of the layer types exchanged", "exchange_rope_parameters"))
     # MiniCPM3 publishes the same factors under both names.
-    if any(one.get("long_factor") != one.get("short_factor") for one in (nested or [parameters])):
+    if any(one.get("long_factor") != one.get("short_factor") for one in sets):
         out.append(Mutant("long and short factors exchanged", "exchange_factors"))
-    if any(one.get("rope_type") != "default" for one in (nested or [parameters])):
+    if any(one.get("rope_type") != "default" for one in sets):
         out.append(Mutant("rope scaling ignored", "default_rope"))
     if spec.attention.latent and spec.attention.latent.mscale and "yarn_rope" in variants:
         scale = 'set_attribute("self_attn", "scaling", lambda module, _: module.head_dim**-0.5)'
