@@ -82,6 +82,15 @@ def test_a_plain_decoder() -> None:
     assert found["left_alone"] == []
 
 
+def test_each_field_decides_on_its_own_tensors() -> None:
+    """Of a field that brings biases and one that takes others away, neither is said to decide on the other's."""
+    found = measure(LlamaForCausalLM, {**LLAMA, "attention_bias": False, "mlp_bias": True})
+    decides = {row["native"]: row["only_if"] for row in found["rows"] if row["native"].endswith(".bias")}
+    attention = {f"model.layers.{{layer}}.self_attn.{name}_proj.bias": "attention_bias" for name in "qkvo"}
+    mlp = {f"model.layers.{{layer}}.mlp.{name}_proj.bias": "mlp_bias" for name in ("gate", "up", "down")}
+    assert decides == attention | mlp
+
+
 @pytest.mark.parametrize(
     ("cls", "key", "operation"),
     [(CohereForCausalLM, "logit_scale", "multiply"), (Gemma2ForCausalLM, "final_logit_softcapping", "cap")],

@@ -308,18 +308,21 @@ def _table(
     joins = {join.native: replace(join, rows_of=rows_of(model, join, input_ids)) for join in base.joins}
     pairs = dict(base.names)
     pairs |= {disk: native for disk, native in layout(cls, fields).names.items() if native not in pairs.values()}
+    own = set(pairs.values()) | {name for names in joins for name in names}
+    known = set(own)
     only_if: dict[str, str] = {}
     for change in variants.values():
         key = next(iter(change))
         with_it = layout(cls, {**untied, **change})
-        before = set(pairs.values()) | {name for names in joins for name in names}
         after = set(with_it.names.values()) | {name for join in with_it.joins for name in join.native}
-        only_if |= dict.fromkeys(after - before if change[key] else before - after, key)
-        pairs |= {disk: native for disk, native in with_it.names.items() if native not in before}
-        new = [join for join in with_it.joins if join.native[0] not in before]
+        # Against the base alone: what another field brings is not taken away by this one.
+        only_if |= dict.fromkeys(after - own if change[key] else own - after, key)
+        pairs |= {disk: native for disk, native in with_it.names.items() if native not in known}
+        new = [join for join in with_it.joins if join.native[0] not in known]
         if new:
             other = build(cls, {**untied, **change})
             joins |= {join.native: replace(join, rows_of=rows_of(other, join, input_ids)) for join in new}
+        known |= after
     sizes = _real_shapes(cls, real)
     table = tabulate(Layout(pairs, list(joins.values())), layers, only_if, sizes)
     return table, None if sizes is None else real_names(table, layers, sizes)
